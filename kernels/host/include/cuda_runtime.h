@@ -1,0 +1,1 @@
+// Everything is in cuda_host.hpp, which is included before any kernel.
