@@ -127,7 +127,7 @@ def _nvcc(label, text, arch, names, options):
         version = re.search(r"release ([\d.]+)", subprocess.run(["nvcc", "--version"], capture_output=True, text=True).stdout)
         return run.returncode == 0, cubin.stat().st_size if run.returncode == 0 else 0, run.stderr + run.stdout, f"nvcc {version[1] if version else ''}"
 
-# %% ../../nbs/lab/kernels.ipynb #d4f1aef6
+# %% ../../nbs/lab/kernels.ipynb #b0eee4c9
 def compilers() -> list[str]:  # of "nvrtc", "nvcc"
     "CUDA compilers that this machine has; no GPU is needed for either."
     found = []
@@ -153,7 +153,9 @@ def compile_check(
     have = compilers()
     if compiler == "nvcc" and "nvcc" not in have: raise KernelError("nvcc is not on the PATH")
     if compiler == "auto": compiler = have[0] if have else "nvrtc"
-    if compiler == "nvrtc" and "nvrtc" not in have: require("cuda.bindings.nvrtc", "dev"); raise KernelError('NVRTC does not load; it comes with: pip install "iclr26[dev]"')
+    if compiler == "nvrtc" and "nvrtc" not in have:
+        require("cuda.bindings.nvrtc", "dev")
+        raise KernelError('NVRTC does not load; it comes with: pip install "iclr26[dev]"')
     ok, size, log, version = (_nvrtc if compiler == "nvrtc" else _nvcc)(label, text, arch, names, options)
     if not ok: raise KernelCompileError(f"{label} does not compile for {arch} with {version}", log + _HALF * ("cuda_fp16.h" in log or "cuda_bf16.h" in log))
     return CompileReport(arch, version, size, _parse_ptxas(log), [line for line in log.splitlines() if "warning" in line], log)
@@ -164,7 +166,7 @@ def cache_folder() -> Path:
     own, base = os.environ.get("ICLR26_CACHE"), os.environ.get("XDG_CACHE_HOME")
     return Path(own) if own else (Path(base) if base else Path.home() / ".cache") / "iclr26"
 
-# %% ../../nbs/lab/kernels.ipynb #7964219f
+# %% ../../nbs/lab/kernels.ipynb #91010110
 _FLAGS = ("-O2", "-g0", "-std=c++17", "-fPIC", "-shared", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fno-extern-tls-init", "-U_FORTIFY_SOURCE",
           "-fsanitize=bounds,shift-exponent,alignment,integer-divide-by-zero", "-fsanitize-undefined-trap-on-error", "-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function")
 _EXTERN_SHARED = re.compile(r"extern\s+__shared__\s+[^;\[]*?(\w+)\s*\[\s*\]")
@@ -189,6 +191,7 @@ def _included(text: str, folder: Path, seen: set) -> str:
 @functools.lru_cache(None)
 def _gxx() -> tuple[str, str]:
     "Path and version of the C++ compiler."
+    if sys.platform != "linux": raise KernelError(f"the host build of kernels runs on Linux, not on {sys.platform}")
     path = shutil.which(os.environ.get("CXX", "g++"))
     if path is None: raise KernelError("the host build of kernels needs g++ on the PATH (or its name in CXX)")
     return path, subprocess.run([path, "--version"], capture_output=True, text=True).stdout.splitlines()[0]
