@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FP8', 'TORCH', 'CHUNK', 'SMALL', 'Entry', 'Header', 'read_header', 'header_bytes', 'atomic_file', 'atomic_folder',
-           'TensorReport', 'Report', 'read_headers', 'compress_file', 'LazyFile', 'open_lazy', 'load_file',
-           'load_compressed', 'decompress_file', 'inspect_file']
+           'TensorReport', 'Report', 'ecf8_metadata', 'read_headers', 'compress_file', 'LazyFile', 'open_lazy',
+           'load_file', 'load_compressed', 'decompress_file', 'inspect_file']
 
 # %% ../../nbs/ecf8/container.ipynb #6f52250f
 import contextlib, json, math, os, re, shutil, stat, struct, tempfile
@@ -244,7 +244,7 @@ def _untouched(name: str, entry: Entry, counts: np.ndarray) -> TensorReport:
 def _blob_report(name: str, shape: tuple, entropy: float | None, nbytes: int, raw: bool) -> TensorReport:
     return TensorReport(name, shape, FP8, entropy, _bits(nbytes, shape), "raw" if raw else "huffman")
 
-# %% ../../nbs/ecf8/container.ipynb #fabd35b8
+# %% ../../nbs/ecf8/container.ipynb #b88e9687
 def _pattern(argument: str, value: str | None) -> re.Pattern | None:
     "A compiled regular expression."
     if value is None: return None
@@ -261,18 +261,21 @@ class _Choice:
     max_len: int
     gaps: bool
 
-    def takes(self, name: str, entry: Entry) -> bool:
-        return (entry.dtype == FP8 and entry.nbytes >= max(self.min_numel, 1) and (self.include is None or bool(self.include.search(name)))
-                and not (self.exclude and self.exclude.search(name)))
+    def wants(self, name: str) -> bool: return (not self.include or bool(self.include.search(name))) and not (self.exclude and self.exclude.search(name))
+    def takes(self, name: str, entry: Entry) -> bool: return entry.dtype == FP8 and entry.nbytes >= max(self.min_numel, 1) and self.wants(name)
 
 def _choice(include, exclude, min_numel, max_len, gaps) -> _Choice:
     for argument, value, low, high in (("min_numel", min_numel, 0, 2**63), ("max_len", max_len, 4, 16)):
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not low <= value <= high: raise ValueError(f"{argument}={value!r}: expected an integer from {low} to {high}")
     return _Choice(_pattern("include", include), _pattern("exclude", exclude), min_numel, max_len, bool(gaps))
 
-def _ecf8_metadata(source: dict | None, packed: dict) -> dict:
-    "The source's metadata plus our key."
-    tensors = {name: {"dtype": FP8, "shape": list(shape), "exponent_entropy": entropy} for name, (shape, entropy) in packed.items()}
+def ecf8_metadata(
+    source: dict | None,   # the source's own metadata
+    packed: dict,          # name -> (shape, exponent entropy or None)
+) -> dict:
+    "The metadata of an ECF8 file: the source's, and the list of blobs under the key `ecf8`."
+    known = lambda entropy: {} if entropy is None else {"exponent_entropy": entropy}
+    tensors = {name: {"dtype": FP8, "shape": list(shape)} | known(entropy) for name, (shape, entropy) in packed.items()}
     return {**(source or {}), "ecf8": json.dumps({"version": 1, "tensors": tensors}, separators=(",", ":"), ensure_ascii=False)}
 
 # %% ../../nbs/ecf8/container.ipynb #1636cd6d
@@ -297,13 +300,13 @@ def _encode_checked(data: np.ndarray, choice: _Choice) -> tuple[bytes, float | N
     tensor.verify()
     return tensor.to_bytes(), round(entropy, 6), tensor.raw
 
-# %% ../../nbs/ecf8/container.ipynb #8dd72a44
+# %% ../../nbs/ecf8/container.ipynb #1190612d
 def _reserve(header: Header, taken: set) -> int:
     "Room for the compressed file's header: every number as long as it can get."
     most = 1 << 10                                               # a blob is never longer than its tensor by more than this
     sizes = [(name, "U8", (e.nbytes + most,), e.nbytes + most) if name in taken else (name, e.dtype, e.shape, e.nbytes) for name, e in _by_width(header.entries)]
     packed = {name: (header.entries[name].shape, 3.999999) for name in header.entries if name in taken}
-    return len(header_bytes(sizes, _ecf8_metadata(header.metadata, packed)))
+    return len(header_bytes(sizes, ecf8_metadata(header.metadata, packed)))
 
 def _compress_to(header: Header, dst: Path, choice: _Choice, advance: Callable) -> list:
     "Compress the file of `header`; returns its TensorReports."
@@ -323,7 +326,7 @@ def _compress_to(header: Header, dst: Path, choice: _Choice, advance: Callable) 
             reports.append(_blob_report(name, entry.shape, entropy, len(blob), raw))
             advance(entry.nbytes)
         out.seek(0)
-        out.write(header_bytes(sizes, _ecf8_metadata(header.metadata, packed), room))
+        out.write(header_bytes(sizes, ecf8_metadata(header.metadata, packed), room))
     return reports
 
 # %% ../../nbs/ecf8/container.ipynb #ef775f36
