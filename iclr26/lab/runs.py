@@ -7,8 +7,8 @@ __all__ = ['PROFILES', 'check_profile', 'to_json', 'from_json', 'Recorder', 'Tab
            'parameters', 'environment', 'RunResult', 'is_finished', 'finished_runs', 'execute', 'grid', 'reproduce',
            'Progress']
 
-# %% ../../nbs/lab/runs.ipynb #ac22e358
-import contextlib, hashlib, io, json, os, platform, re, shutil, subprocess, sys, tarfile, tempfile, threading, time
+# %% ../../nbs/lab/runs.ipynb #8320a0c5
+import contextlib, hashlib, io, json, logging, os, platform, re, shutil, subprocess, sys, tarfile, tempfile, threading, time
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -360,7 +360,7 @@ def execute(
         (folder / "progress.json").unlink(missing_ok=True)
     return RunResult(run, folder, seconds=done["seconds"])
 
-# %% ../../nbs/lab/runs.ipynb #1fcb4f14
+# %% ../../nbs/lab/runs.ipynb #cf7a7346
 def _seconds(folder: Path) -> float: return json.loads((folder / "done.json").read_text())["seconds"]
 
 def _engine():
@@ -395,7 +395,7 @@ def _papermill(run: Run, folder: Path) -> str:
     os.environ.setdefault("PYTHONHASHSEED", "0")
     try:
         papermill.execute_notebook(str(run.notebook), str(folder / "partial.ipynb"), parameters=values, engine_name=engine, run_folder=str(folder),
-                                   progress_bar=False, log_output=False, kernel_name="python3", cwd=str(folder))
+                                   progress_bar=False, log_output=False, kernel_name="python3", cwd=str(folder), extra_arguments=["--log-level=ERROR"])
     except PapermillExecutionError as error:
         return f"{run}: cell {error.cell_index} of {run.paper}/reproduction.ipynb raised {error.ename}: {_one_line(error.evalue)}; partial notebook: {folder / 'partial.ipynb'}"
     except Exception as error:  # a dead kernel, no space left: the grid goes on, the message names the run
@@ -404,7 +404,7 @@ def _papermill(run: Run, folder: Path) -> str:
 
 def _one_line(text: str) -> str: return re.sub(r"\x1b\[[0-9;]*m", "", text or "").strip().split("\n")[0]
 
-# %% ../../nbs/lab/runs.ipynb #9090e5d1
+# %% ../../nbs/lab/runs.ipynb #81573caf
 def grid(
     papers: list[str],
     profile: str = "smoke",
@@ -439,9 +439,12 @@ def reproduce(
             results[i] = _receive(runs[i], out, future)
             if on_result: on_result(results[i])
         return results
+    except KeyboardInterrupt:
+        _stop_kernels()
+        raise
     finally: client.close()
 
-# %% ../../nbs/lab/runs.ipynb #8cb3c884
+# %% ../../nbs/lab/runs.ipynb #12e61953
 def _client(distributed, scheduler: str | None, jobs: int):
     import dask
     if scheduler:
@@ -449,7 +452,14 @@ def _client(distributed, scheduler: str | None, jobs: int):
         except (OSError, ValueError, TimeoutError) as error: raise ConnectionError(f"scheduler={scheduler!r} does not answer: {_one_line(str(error))}") from None
     dask.config.set({"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False, "distributed.worker.memory.pause": False,
                      "distributed.worker.memory.terminate": False, "distributed.admin.tick.limit": "1h"})
-    return distributed.Client(processes=False, n_workers=1, threads_per_worker=jobs, dashboard_address=None, memory_limit=0)
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # its warnings about threads that wait for a kernel mean nothing here
+    return distributed.Client(processes=False, n_workers=1, threads_per_worker=jobs, dashboard_address="127.0.0.1:0", memory_limit=0)
+
+def _stop_kernels() -> None:
+    "End the notebooks that threads of this process are executing, so that an interrupt does not wait for them."
+    import psutil  # comes with distributed
+    logging.getLogger("papermill").setLevel(logging.CRITICAL)  # the kernels' death is no news
+    for child in psutil.Process().children(recursive=True): child.kill()
 
 def _task(run: Run, out: str, force: bool, remote: bool) -> tuple[RunResult, bytes]:
     result = execute(run, out, force)

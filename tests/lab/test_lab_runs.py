@@ -204,3 +204,16 @@ def test_bad_input_is_one_line_and_leaves_no_trace(library, args, words):
     done = library.cli(*args, check=1)
     assert words in done.stderr and done.stderr.strip().count("\n") == 0 and "Traceback" not in done.stderr
     assert library.log == [] and not (library.folder / "runs").exists()
+
+
+@pytest.mark.slow
+def test_interrupt_stops_at_once_and_the_same_command_resumes(library):
+    process = subprocess.Popen([sys.executable, "-m", "iclr26", "reproduce", "demo", "--seeds", "0,", "-p", "slow=60"], cwd=library.folder, env=library.env,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    wait_for(lambda: library.log, process)
+    os.killpg(process.pid, signal.SIGINT)
+    started = time.time()
+    _, errors = process.communicate(timeout=50)
+    assert process.returncode == 130 and time.time() - started < 40 and errors.strip() == "iclr26: interrupted; the same command resumes"
+    assert not list((library.folder / "runs").rglob("done.json"))
