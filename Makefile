@@ -32,7 +32,7 @@ setup: $(BIN)/.ready ## create the virtual environment with everything below
 
 test: setup ## run all tests; browser tests need Chromium
 	@echo "== testing"
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --dist loadgroup
 
 reproduce: setup ## run papers, judge their claims, render the site (see variables)
 	@echo "== reproducing $(PAPER), $(PROFILE) profile"

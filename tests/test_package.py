@@ -11,6 +11,7 @@ import pytest
 from iclr26.lab.papers import list_papers
 
 TORCH = os.environ.get("TORCH", "torch==2.13.0")
+pytestmark = pytest.mark.xdist_group("package")
 
 
 def run(*command, **kwargs) -> str:

@@ -34,14 +34,13 @@ class Paper:
     seeds: dict = field(default_factory=lambda: {"smoke": 1, "full": 3})  # default number of seeds by profile
     extras: tuple = ("run",)  # pip extras that its reproduction needs
 
-# %% ../../nbs/lab/papers.ipynb #fcc30b04
+# %% ../../nbs/lab/papers.ipynb #576914fc
 def front_matter(
     notebook: Path,  # an .ipynb file
 ) -> dict:  # "title", "description" and the `- key: value` lines
     "Title, description and fields of a notebook's first cell. ValueError if the file is no notebook or the cell has no title."
-    try: first = json.loads(Path(notebook).read_text(encoding="utf8"))["cells"][0]
+    try: text = "".join(json.loads(Path(notebook).read_text(encoding="utf8"))["cells"][0]["source"])
     except (ValueError, KeyError, IndexError, TypeError) as error: raise ValueError(f"{notebook}: not a notebook ({error})") from None
-    text = "".join(first.get("source", ""))
     title = re.search(r"^# +(.+?) *$", text, re.M)
     if not title: raise ValueError(f"{notebook}: the first cell needs a line '# Title'")
     description = re.search(r"^> *(.+?) *$", text, re.M)
