@@ -6,17 +6,17 @@
 __all__ = ['FP8_MAX', 'entropy_bits', 'check_alpha', 'brute_force_mean_length', 'two_sided_geometric_entropy', 'paper_bounds',
            'violation_alpha', 'log_abs_characteristic', 'stable_abs_cdf', 'sample_log2_abs_stable',
            'stable_exponent_pmf', 'stable_exponent_entropy', 'dithered_exponent_entropy', 'phase_mean_entropy',
-           'log2_abs_variance', 'log_variance_bound', 'Fp8Weight', 'to_fp8', 'expand_scale', 'from_fp8',
-           'e4m3_magnitudes', 'gaussian_fp8_entropy', 'bits_per_weight', 'bytes_moved', 'Throughput', 'throughput_gain',
-           'hill_alpha', 'mcculloch_alpha']
+           'log2_abs_variance', 'log_variance_bound', 'Fp8Weight', 'to_fp8', 'from_fp8', 'e4m3_magnitudes',
+           'gaussian_fp8_entropy', 'bits_per_weight', 'bytes_moved', 'Throughput', 'throughput_gain', 'hill_alpha',
+           'mcculloch_alpha']
 
-# %% ../../nbs/ecf8/theory.ipynb #aebcb472
+# %% ../../nbs/ecf8/theory.ipynb #c395a535
 import math
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy import integrate, optimize, special, stats
+from scipy import integrate, optimize, special
 
 # %% ../../nbs/ecf8/theory.ipynb #c44816d5
 def entropy_bits(
@@ -177,7 +177,7 @@ def log_variance_bound(
     "T-B: upper bound of the phase-averaged exponent entropy of a symmetric alpha-stable law, equation (6). ValueError outside (0, 2]."
     return 0.5 * math.log2(2 * math.pi * math.e * (log2_abs_variance(alpha) + 1 / 12))
 
-# %% ../../nbs/ecf8/theory.ipynb #e4cce709
+# %% ../../nbs/ecf8/theory.ipynb #dc960102
 FP8_MAX = 448.0  # largest finite E4M3 value
 
 class Fp8Weight(NamedTuple):
@@ -203,10 +203,10 @@ def to_fp8(
     elif scaling == "row": scale = w.abs().amax(1, keepdim=True) / FP8_MAX
     else: scale = torch.ones(1, 1)
     scale = torch.where(scale > 0, scale, torch.ones(()))
-    values = (w / expand_scale(scale, w.shape, scaling, block)).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    values = (w / _tiles(scale, w.shape, scaling, block)).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
     return Fp8Weight(values, scale, scaling)
 
-def expand_scale(scale, shape, scaling: str, block: int = 128):
+def _tiles(scale, shape, scaling: str, block: int):
     "The scale as a tensor that broadcasts against [out, in]."
     if scaling != "block": return scale
     return scale.repeat_interleave(block, 0)[:shape[0]].repeat_interleave(block, 1)[:, :shape[1]]
@@ -216,7 +216,7 @@ def from_fp8(
     block: int = 128,  # tile size of "block"
 ):  # float32 torch.Tensor [out, in]
     "The float32 matrix that an FP8 weight stands for."
-    return fp8.values.float() * expand_scale(fp8.scale, fp8.values.shape, fp8.scaling, block)
+    return fp8.values.float() * _tiles(fp8.scale, fp8.values.shape, fp8.scaling, block)
 
 # %% ../../nbs/ecf8/theory.ipynb #aa450ede
 @lru_cache
