@@ -8,8 +8,8 @@ __all__ = ['MATHS', 'FLOORS', 'SiteError', 'reading_order', 'read_config', 'side
            'link_names', 'resolve', 'render', 'seal', 'check_site', 'build', 'assemble', 'readme', 'readme_faults',
            'repository_links']
 
-# %% ../../nbs/lab/site.ipynb #d51f0b29
-import functools, graphlib, hashlib, html, inspect, json, os, re, shutil, subprocess, sys, tempfile
+# %% ../../nbs/lab/site.ipynb #e77a85f6
+import functools, hashlib, html, inspect, json, os, re, shutil, subprocess, sys, tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -30,7 +30,7 @@ class SiteError(RuntimeError):
         self.faults = list(faults)
         super().__init__("\n".join(self.faults))
 
-# %% ../../nbs/lab/site.ipynb #9730466e
+# %% ../../nbs/lab/site.ipynb #8dd3810c
 def reading_order(
     folder: Path,  # nbs/<paper>, nbs/lab, …
 ) -> list[Path]:  # its notebooks
@@ -38,11 +38,17 @@ def reading_order(
     found = rooms(str(folder.resolve()))
     methods = [p for p in found if p.stem not in ("index", "theory", "reproduction", "benchmarks")]
     names = {p.stem for p in methods}
-    graph = {p.stem: sorted(names & set(re.findall(rf"(?:iclr26\.{folder.name})?\.(\w+) import", p.read_text(encoding="utf8"))) - {p.stem}) for p in methods}
-    try: order = list(graphlib.TopologicalSorter(graph).static_order())
-    except graphlib.CycleError: order = sorted(graph)
+    needs, order = {p.stem: names & _imports(p, folder.name) - {p.stem} for p in methods}, []
+    while needs:  # the page that waits for fewest others comes next, so a circle has a place to begin
+        order.append(min(sorted(needs), key=lambda name: len(needs[name] & needs.keys())))
+        needs.pop(order[-1])
     methods.sort(key=lambda p: order.index(p.stem))
     return [methods.pop(0) if p.stem in names else p for p in found]
+
+def _imports(notebook: Path, package: str) -> set[str]:
+    "Modules of its own package that the exported cells of a notebook import."
+    cells = ["".join(c["source"]) for c in json.loads(notebook.read_text(encoding="utf8"))["cells"] if c["cell_type"] == "code"]
+    return set(re.findall(rf"iclr26\.{package}\.(\w+) import", "\n".join(c for c in cells if c.startswith("#| export"))))
 
 # %% ../../nbs/lab/site.ipynb #cfecc26c
 def read_config(
@@ -129,13 +135,13 @@ def execute(
         if old != written: old.unlink()
     return written
 
-# %% ../../nbs/lab/site.ipynb #b74d7396
+# %% ../../nbs/lab/site.ipynb #dfd8decc
 def _kernel_env(checkout: Path) -> dict:
     "Environment of a kernel: this package first on the path, one thread for small models, fixed hashing."
     here = str(Path(iclr26.__file__).resolve().parents[1])
     path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **os.environ, "PYTHONPATH": path,
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]), "COLUMNS": "110", "NO_COLOR": "1", "TERM": "dumb"}
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]), "COLUMNS": "90", "NO_COLOR": "1", "TERM": "dumb"}
 
 def _where(notebook: Path, checkout: Path, nb) -> str:
     "Place of the first cell that holds an error, or of the first one that did not run."
@@ -218,7 +224,7 @@ def _tex(text: str) -> str:
         return rf"\begin{{equation}}{text}\end{{equation}}"
     return text
 
-# %% ../../nbs/lab/site.ipynb #b4ce6940
+# %% ../../nbs/lab/site.ipynb #326628b1
 def typeset(
     texts: list[str],   # Markdown texts of one page
     places: list[str],  # where each text stands, for the message
@@ -239,18 +245,17 @@ def _inert(mathml: str) -> str:
     return "".join(p if p.startswith("<") else re.sub(r"[!-/:-@\[-`{-~]", lambda c: f"&#{ord(c[0])};", html.unescape(p)) for p in parts)
 
 def _math_faults(math_core, found: list) -> list[str]:
-    "Every formula that does not convert by itself, or the one that clashes with another."
-    labels = "".join(tex for (tex, _), _ in found)
-    faults = []
-    for (tex, display), place in found:
-        try: math_core.LatexToMathML(fancy_error=False).convert_all([(tex, display)])
-        except math_core.LatexError as error: faults.append(f"{place}: formula {tex!r}: {re.sub(r'^input[0-9]+:', 'column ', str(error))}")
-    if faults: return faults
-    try: math_core.LatexToMathML(fancy_error=False).convert_all([formula for formula, _ in found])
-    except math_core.LatexError as error:
-        which = int(re.match(r"input(\d+)", str(error))[1])
-        return [f"{found[which][1]}: formula {found[which][0][0]!r}: {error}"]
-    return [f"{found[0][1]}: the maths of this page does not convert ({len(labels)} characters)"]
+    "Every formula that does not convert by itself; if each does, the one that clashes with the others."
+    convert = math_core.LatexToMathML(fancy_error=False).convert_all
+    def fault(formulas):
+        try: convert(formulas)
+        except math_core.LatexError as error: return re.fullmatch(r"input(\d+):(\d+): (.*)", str(error), re.S)
+    alone = [(place, tex, m) for (tex, display), place in found if (m := fault([(tex, display)]))]
+    if not alone:
+        m = fault([formula for formula, _ in found])
+        (tex, _), place = found[int(m[1])]
+        alone = [(place, tex, m)]
+    return [f"{place}: formula {tex!r}, column {m[2]}: {m[3]}" for place, tex, m in alone]
 
 # %% ../../nbs/lab/site.ipynb #2c9faa0a
 def page(
@@ -534,7 +539,7 @@ def _link_fault(folder: Path, page: Path, link: str, pages: dict, kind: str) -> 
     if url.fragment and target.suffix == ".html" and unquote(url.fragment) not in pages[target].ids: return f"{kind} {link}: no anchor #{url.fragment} there"
     return None
 
-# %% ../../nbs/lab/site.ipynb #efa4f11a
+# %% ../../nbs/lab/site.ipynb #bcc99df4
 def build(
     out: str | Path = "_site",      # folder of the site
     *,
@@ -545,6 +550,7 @@ def build(
     checkout: Path | None = None,   # folder with _quarto.yml and nbs; None: the checkout of this package
 ) -> Path:  # the site's folder
     "Execute, process, render and check the whole site. SiteError lists every fault."
+    from filelock import FileLock
     checkout, out = _checkout(checkout), Path(out).resolve()
     _check_out(out, checkout)
     config = read_config(checkout)
@@ -552,15 +558,16 @@ def build(
     if not pages: raise SiteError([f"{checkout / '_quarto.yml'}: the sidebar lists no notebook that exists"])
     for path in sorted(set((checkout / "nbs").rglob("*.ipynb")) - set(pages)):
         if ".ipynb_checkpoints" not in path.parts: progress(f"not listed in _quarto.yml, left out: {path.relative_to(checkout)}")
-    executed = _execute_all(pages, checkout, runs, profile, force, progress)
-    source = assemble(config, executed, checkout)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent)) / "site"
-    try:
-        for warning in render(source, fresh): progress(f"renderer: {warning}")
-        seal(fresh)
-        (fresh / ".iclr26-site").write_text(f"{len(pages)} notebooks\n")
-        _swap(fresh, out)
-    finally: shutil.rmtree(fresh.parent, ignore_errors=True)
+    (checkout / "_build").mkdir(exist_ok=True)
+    with FileLock(checkout / "_build" / "site.lock"):
+        source = assemble(config, _execute_all(pages, checkout, runs, profile, force, progress), checkout)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent)) / "site"
+        try:
+            for warning in render(source, fresh): progress(f"renderer: {warning}")
+            seal(fresh)
+            (fresh / ".iclr26-site").write_text(f"{len(pages)} notebooks\n")
+            _swap(fresh, out)
+        finally: shutil.rmtree(fresh.parent, ignore_errors=True)
     if faults := check_site(out): raise SiteError(faults)
     progress(f"{len(pages)} notebooks, {sum(1 for _ in out.rglob('*.html'))} pages: {out / 'index.html'}")
     return out
