@@ -19,7 +19,7 @@ from .theory import _count, _positive
 
 # %% auto #0
 __all__ = ['BilevelTask', 'learn_to_regularize', 'hyper_cleaning', 'make_sparse_topics', 'Split', 'digits_with_noise_features',
-           'digits_with_flipped_labels', 'noisy_logistic', 'noisy_scalar']
+           'digits_with_flipped_labels', 'noisy_logistic', 'noisy_scalar', 'newsgroups']
 
 # %% ../../nbs/f2sa_p/tasks.ipynb #87702610
 class _Dense:
@@ -276,3 +276,18 @@ def noisy_scalar(
     problem = BilevelProblem(upper, lower, upper_batches=noise, lower_batches=noise, batched=True)
     full = lambda v: torch.full((repetitions,), v, dtype=torch.float64)
     return BilevelTask(problem, full(x), full(y_star + 0.3)), y_star, gradient
+
+# %% ../../nbs/f2sa_p/tasks.ipynb #9d5e8b46
+def newsgroups(
+    data_home: str,  # folder in which scikit-learn's fetcher has stored 20 Newsgroups
+    *, seed: int = 1,  # of the split of the training documents
+    batch_size: int | None = 1000, reg_weight: float = 1.0, batched: bool = True
+) -> Split:
+    "learn_to_regularize on vectorised 20 Newsgroups: half of the training split for each level. OSError when the files are not there."
+    from iclr26.lab.extras import require
+    datasets = require("sklearn.datasets", "run")
+    load = lambda subset: datasets.fetch_20newsgroups_vectorized(subset=subset, return_X_y=True, data_home=data_home, download_if_missing=False)
+    (X, y), (X_test, y_test) = load("train"), load("test")
+    train, val = np.array_split(np.random.default_rng(seed).permutation(len(y)), 2)
+    task = learn_to_regularize(X[train], y[train], X[val], y[val], num_classes=20, reg_weight=reg_weight, batch_size=batch_size, batched=batched)
+    return Split(task, X_test, y_test, np.ones(X.shape[1], bool))
