@@ -41,7 +41,7 @@ class Interval:
         return cls(y, (1 - delta) * y, (1 + delta) * y)
     def __repr__(self): return f"Interval(y={self.y:g}, l={self.l:g}, u={self.u:g})"
 
-# %% ../../nbs/decision_metrics/measures.ipynb #d45479ae
+# %% ../../nbs/decision_metrics/measures.ipynb #7f3a53e8
 class Distribution:
     "The law of the input: a frozen continuous scipy distribution, or samples with optional weights."
     def __init__(self,
@@ -54,7 +54,6 @@ class Distribution:
             _need(lo < hi, "source", source, "a law with valid parameters")
             self.kind = "uniform" if getattr(getattr(source, "dist", None), "name", "") == "uniform" else "continuous"
             self.support = (lo, hi)
-            self._cells = {}
         else:
             self._samples(source, weights)
 
@@ -70,9 +69,8 @@ class Distribution:
         self.kind, self.x, w = "samples", xs[keep][order], ws[keep][order]
         self.w = w / w.sum()
         self.support = float(self.x[0]), float(self.x[-1])
-        self._mass = np.r_[0.0, np.cumsum(self.w)]
-        self._mass[-1] = 1.0
-        self._partial = np.r_[0.0, np.cumsum(self.w * self.x)]
+        self._mass, self._partial = (np.r_[0.0, np.cumsum(v)] for v in (self.w, self.w * self.x))
+        self._top_mass, self._top_partial = (np.r_[0.0, np.cumsum(v[::-1])] for v in (self.w, self.w * self.x))
 
     def mean(self):
         "Expectation of the input."
@@ -82,28 +80,33 @@ class Distribution:
         "P(X < x)."
         return self._mass[np.searchsorted(self.x, x, side="left")] if self.kind == "samples" else self.law.cdf(x)
 
-    def _quantile_integral(self, s):
-        "H(s) of samples and uniform laws."
-        if self.kind == "samples": return np.interp(s, self._mass, self._partial)
-        lo, hi = self.support
-        return lo * s + (hi - lo) * s * s / 2
+    def _above(self, x):
+        "P(X >= x)."
+        return self._top_mass[len(self.x) - np.searchsorted(self.x, x, side="left")] if self.kind == "samples" else self.law.sf(x)
+
+    def _lowest(self, m):
+        "Sum of the smallest values of total mass m (samples)."
+        return np.interp(m, self._mass, self._partial)
 
     def _between(self, alpha, t):
-        "H(F(t-)) - H(alpha) where F(t-) > alpha, else 0; vectorised over t."
+        "U(1 - alpha) - U(P(X >= t)) where P(X >= t) < 1 - alpha, else 0; vectorised over t."
         t = np.atleast_1d(np.asarray(t, float))
-        if self.kind != "continuous":
-            return self._quantile_integral(np.maximum(self._below(t), alpha)) - self._quantile_integral(alpha)
-        q = float(self.law.ppf(alpha))
-        return np.array([self._by_parts(alpha, q, v) for v in t])
+        if self.kind == "continuous": return self._by_parts(alpha, t)
+        m = np.minimum(self._above(t), 1 - alpha)
+        if self.kind == "samples": return np.interp(1 - alpha, self._top_mass, self._top_partial) - np.interp(m, self._top_mass, self._top_partial)
+        lo, hi = self.support
+        return (1 - alpha - m) * (hi - (hi - lo) * (1 - alpha + m) / 2)
 
-    def _by_parts(self, alpha, q, t):
-        t = min(t, self.support[1])
-        if t <= q: return 0.0
-        end = float(self.law.cdf(t))
-        edges = self.law.ppf(alpha + (end - alpha) * np.linspace(0, 1, 33))
-        edges[0], edges[-1] = q, t
+    def _by_parts(self, alpha, t):
+        q = float(self.law.ppf(alpha))
+        t = np.clip(t, q, self.support[1])
+        last = t.max()
+        if last <= q: return np.zeros_like(t)
+        quantiles = self.law.ppf(alpha + (float(self.law.cdf(last)) - alpha) * np.linspace(0, 1, 33))
+        edges = np.unique(np.r_[q, np.clip(quantiles, q, last), t])
         x, w = _gauss(edges[:-1], edges[1:])
-        return t * end - q * alpha - float(np.sum(w * self.law.cdf(x)))
+        area = np.r_[0.0, np.cumsum(np.sum(w * self.law.sf(x), -1))]
+        return q * (1 - alpha) - t * self.law.sf(t) + area[np.searchsorted(edges, t)]
 
     def __repr__(self): return f"Distribution({self.kind} on [{self.support[0]:g}, {self.support[1]:g}])"
 
@@ -234,7 +237,7 @@ def _undecided(problem, low, high, x):
     if isinstance(problem, ContractScheduling): return problem._completion(high, x) < problem._completion(low, x)
     return (low <= x) & (x < high)
 
-# %% ../../nbs/decision_metrics/measures.ipynb #b015a9fa
+# %% ../../nbs/decision_metrics/measures.ipynb #b97150e4
 def _sup(problem, theta, r, l, u, weight, upto=None):
     "[n] weighted suprema of distance over [l, u], one-sided limits included."
     theta = np.atleast_1d(np.asarray(theta, float))
@@ -250,24 +253,28 @@ def _sup(problem, theta, r, l, u, weight, upto=None):
             with np.errstate(divide="ignore", invalid="ignore"):
                 x = np.where(e * q != 0, -(c * q + e * p) / (2 * e * q), np.sqrt(np.maximum(a * p / (c * q), 0)))
             best = np.maximum(best, f(np.clip(np.where(np.isfinite(x), x, lo), lo, hi)))
-    best = np.where(hi > lo, best, -np.inf).max(1)
+        best = np.where(hi > lo, best, -np.inf).max(1)
     if upto is not None: return np.maximum(best, 0.0)
     end = problem._ratio(theta, np.float64(u)) - (0 if r is None else problem._ideal(np.float64(u), r))
     return np.maximum(best, end * weight(np.float64(u)))                     # the closed end u itself
 
-def _sup_smooth(lo, hi, a, c, e, weight, samples=9, rounds=9):
-    "Suprema of the pieces for a smooth weight: sample, then zoom into the best triple."
-    a, c, e = (np.broadcast_to(v, lo.shape)[..., None] for v in (a, c, e))
+def _sup_smooth(lo, hi, a, c, e, weight, samples=9, rounds=9, keep=3):
+    "[n] suprema for a smooth weight: sample every piece, then zoom into the best triples of the `keep` best pieces."
     grid = np.linspace(0, 1, samples)
-    left, width, best = lo, hi - lo, np.full(lo.shape, -np.inf)
+    a, c, e = (np.broadcast_to(v, lo.shape) for v in (a, c, e))
+    def sample(lo, width, a, c, e):
+        x = lo[..., None] + width[..., None] * grid
+        with np.errstate(divide="ignore", invalid="ignore"): pole = np.where(a[..., None] == 0, 0.0, a[..., None] / x)
+        return (pole + c[..., None] + e[..., None] * x) * weight(x)
+    first = np.where(hi > lo, sample(lo, hi - lo, a, c, e).max(-1), -np.inf)
+    best = np.argsort(-first, axis=1)[:, :keep]
+    left, width, a, c, e, top = (np.take_along_axis(v, best, 1) for v in (lo, hi - lo, a, c, e, first))
     for _ in range(rounds):
-        x = left[..., None] + width[..., None] * grid
-        with np.errstate(divide="ignore", invalid="ignore"): f = (np.where(a == 0, 0.0, a / x) + c + e * x) * weight(x)
+        f = sample(left, width, a, c, e)
         i = f.argmax(-1)
-        best = np.maximum(best, np.take_along_axis(f, i[..., None], -1)[..., 0])
-        left = np.maximum(left + width * grid[np.maximum(i - 1, 0)], lo)
-        width = width * (grid[np.minimum(i + 1, samples - 1)] - grid[np.maximum(i - 1, 0)])
-    return best
+        top = np.maximum(top, np.where(width > 0, f.max(-1), -np.inf))
+        left, width = left + width * grid[np.maximum(i - 1, 0)], width * (grid[np.minimum(i + 1, samples - 1)] - grid[np.maximum(i - 1, 0)])
+    return top.max(1)
 
 def _mean(problem, theta, r, l, u, weight, upto=None):
     "[n] weighted mean distances over [l, u]."
@@ -350,7 +357,7 @@ def _robustness(problem, theta):
     if isinstance(problem, OneMaxSearch): return max(min(theta, problem.M), problem.M / theta if theta <= problem.M else 1.0)
     return problem.min_robustness
 
-# %% ../../nbs/decision_metrics/measures.ipynb #b047c3c2
+# %% ../../nbs/decision_metrics/measures.ipynb #b594dc62
 def _alpha(alpha): return _number("alpha", alpha, "a tail level in [0, 1)", lambda v: 0 <= v < 1)
 
 def cvar(values,          # outcomes [n]
@@ -362,17 +369,15 @@ def cvar(values,          # outcomes [n]
     alpha = _alpha(alpha)
     _need(tail in ("upper", "lower"), "tail", tail, "'upper' or 'lower'")
     d = Distribution(np.asarray(values, dtype=float), weights)
-    if tail == "lower": return float(d._quantile_integral(1 - alpha) / (1 - alpha))
-    return float((d._quantile_integral(1.0) - d._quantile_integral(alpha)) / (1 - alpha))
+    return float((d._lowest(1 - alpha) if tail == "lower" else d._between(alpha, np.inf)[0]) / (1 - alpha))
 
-# %% ../../nbs/decision_metrics/measures.ipynb #47f17e8b
+# %% ../../nbs/decision_metrics/measures.ipynb #9751978f
 def _risk(problem, theta, dist, alpha):
     "[n] CVaR of the cost or profit of the thresholds `theta` under `dist`."
     theta = np.atleast_1d(np.asarray(theta, float))
     if isinstance(problem, ContractScheduling): return _risk_contract(problem, theta, dist, alpha)
-    below = dist._below(theta)
-    if problem.sense == "profit": return theta - (theta - 1) * np.minimum(1.0, below / (1 - alpha))
-    return (dist._between(alpha, theta) + (theta + problem.b) * np.minimum(1 - alpha, 1 - below)) / (1 - alpha)
+    if problem.sense == "profit": return theta - (theta - 1) * np.minimum(1.0, dist._below(theta) / (1 - alpha))
+    return (dist._between(alpha, theta) + (theta + problem.b) * np.minimum(1 - alpha, dist._above(theta))) / (1 - alpha)
 
 def _risk_contract(problem, theta, dist, alpha):
     lo, hi = dist.support
@@ -407,7 +412,7 @@ def risk_value(problem,
 def _expected_opt(problem, dist):
     "E[OPT]: mean of min(x, b), or of x."
     if problem.sense == "profit": return dist.mean()
-    return float(dist._between(0.0, problem.b)[0] + problem.b * (1 - dist._below(np.float64(problem.b))))
+    return float(dist._between(0.0, problem.b)[0] + problem.b * dist._above(np.float64(problem.b)))
 
 def alpha_consistency(problem, theta, dist, alpha) -> float:
     "CVaR / E[OPT] for costs, E[OPT] / CVaR for profits; arguments as in `risk_value`."
