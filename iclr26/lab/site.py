@@ -135,7 +135,7 @@ def execute(
         if old != written: old.unlink()
     return written
 
-# %% ../../nbs/lab/site.ipynb #dfd8decc
+# %% ../../nbs/lab/site.ipynb #5bca5d6c
 def _kernel_env(checkout: Path) -> dict:
     "Environment of a kernel: this package first on the path, one thread for small models, fixed hashing."
     here = str(Path(iclr26.__file__).resolve().parents[1])
@@ -144,9 +144,9 @@ def _kernel_env(checkout: Path) -> dict:
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]), "COLUMNS": "90", "NO_COLOR": "1", "TERM": "dumb"}
 
 def _where(notebook: Path, checkout: Path, nb) -> str:
-    "Place of the first cell that holds an error, or of the first one that did not run."
+    "Place of the first cell that holds an error, or of the last one that was started."
     code = [(i, c) for i, c in enumerate(nb.cells) if c.cell_type == "code" and c.source.strip()]
-    failed = [(i, c) for i, c in code if any(o.output_type == "error" for o in c.outputs)] or [(i, c) for i, c in code if not c.execution_count]
+    failed = [(i, c) for i, c in code if any(o.output_type == "error" for o in c.outputs)] or [(i, c) for i, c in code if c.execution_count][-1:] or code[:1]
     place = f"{notebook.relative_to(checkout)}"
     if not failed: return place
     line = next((l for l in failed[0][1].source.splitlines() if l.strip() and not l.startswith("#|")), "")
@@ -200,14 +200,14 @@ def _show_source(cell):
         if names: cell.source = f"#| label: src-{cell.idx_}\n#| code-fold: true\n#| code-summary: {json.dumps('Source of ' + ', '.join(names))}\n{cell.source}"
         else: del cell["source"]
 
-# %% ../../nbs/lab/site.ipynb #764fb488
+# %% ../../nbs/lab/site.ipynb #28e6779b
 MATHS = re.compile(r"""
     (?P<skip> ^[ \t>]*(?P<fence>`{3,}|~{3,})[^\n]*\n.*?(?:^[ \t>]*(?P=fence)[`~]*[ \t]*$|\Z)   # fenced code
       | (?<!`)(?P<ticks>`+)(?!`)(?:(?!\n[ \t]*\n).)+?(?<!`)(?P=ticks)(?!`)                     # code span
       | <!--.*?--> | <(?P<tag>pre|code|script|style|math)\b.*?</(?P=tag)>
       | \\[\\`$] )
   | \$\$(?P<display>(?:\\.|[^\\$])+?)\$\$
-  | (?<![\\$])\$(?![\s$])(?P<inline>(?:\\.|(?!\n[ \t]*\n)[^\\$])+?)(?<!\s)\$(?![\d$])
+  | (?<!\$)\$(?![\s$])(?P<inline>(?:\\.|(?!\n[ \t]*\n)[^\\$])+?)(?<!\s)\$(?![\d$])
 """, re.X | re.S | re.M)
 
 def formulas(
@@ -487,7 +487,7 @@ def check_site(
         faults += [f"{css.relative_to(folder).as_posix()}: loads {url} from elsewhere" for url in remote]
     return faults
 
-# %% ../../nbs/lab/site.ipynb #789d57bc
+# %% ../../nbs/lab/site.ipynb #5104f609
 class _PageReader(HTMLParser):
     "Collects what `check_site` needs to know about one page."
     VOID = {"img", "br", "hr", "meta", "link", "input", "source", "area", "base", "col", "embed", "track", "wbr", "mspace", "mprescripts"}
@@ -501,7 +501,8 @@ class _PageReader(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         a = dict(attrs)
-        self.ids |= {a[k] for k in ("id", "name") if a.get(k)} if tag != "meta" else set()
+        if a.get("id") in self.ids: self.faults.append(f"id {a['id']} stands twice")
+        if a.get("id"): self.ids.add(a["id"])
         if tag == "a" and a.get("href"): self.links.append(("link", a["href"]))
         if url := a.get(self.LOADS.get(tag, "")): self.links.append(("resource", url))
         if tag == "link" and a.get("href") and {"stylesheet", "icon", "preload", "modulepreload"} & set(a.get("rel", "").split()): self.links.append(("resource", a["href"]))
