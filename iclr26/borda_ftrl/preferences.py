@@ -30,7 +30,7 @@ def validate_preferences(
             raise ValueError(f"P[{i}, {j}] = {P[i, j]:.12g} and P[{j}, {i}] = {P[j, i]:.12g}: {want}")
     return P
 
-# %% ../../nbs/borda_ftrl/preferences.ipynb #5c43816c
+# %% ../../nbs/borda_ftrl/preferences.ipynb #d4551425
 def borda_scores(P) -> np.ndarray: # preference matrix [K,K] -> [K]
     "Average win rate of each arm against all others, equation (1). ValueError as `validate_preferences`."
     return _borda(validate_preferences(P))
@@ -46,7 +46,9 @@ def borda_winner(P) -> int: # preference matrix [K,K]
 
 def condorcet_winner(P) -> int | None: # preference matrix [K,K]
     "Arm that beats every other with probability > 1/2, or None."
-    wins = (validate_preferences(P) > 0.5).sum(axis=1)
+    beats = validate_preferences(P) > 0.5
+    np.fill_diagonal(beats, False)
+    wins = beats.sum(axis=1)
     best = int(wins.argmax())
     return best if wins[best] == len(wins) - 1 else None
 
