@@ -215,8 +215,8 @@ def _build(label: str, text: str, name: str, options: tuple) -> tuple[Path, str]
         write_atomic(library, output.read_bytes())
     return library, run.stderr
 
-# %% ../../nbs/lab/kernels.ipynb #701f4675
-_PAGE, _CANARY = 64 << 10, 0xA5
+# %% ../../nbs/lab/kernels.ipynb #c6d5cf18
+_PAGE, _REACH, _CANARY = 64 << 10, 1 << 30, 0xA5
 _LOCK = threading.Lock()        # signals and fibers belong to the process: one launch at a time
 _RANGES = {f"{s}{n}": ((-(1 << 8 * n - 1), (1 << 8 * n - 1) - 1) if s == "i" else (0, (1 << 8 * n) - 1)) for s in "iu" for n in (1, 2, 4, 8)}
 
@@ -250,19 +250,18 @@ def _bytes_of(x, index: int) -> np.ndarray:
     return x.reshape(-1).view(np.uint8)
 
 class _Guarded:
-    "A copy of an array between two forbidden pages."
+    "A copy of an array between forbidden addresses."
     def __init__(self, library, index, x, code):
         self.library, self.index, self.code, self.data = library, index, code, _bytes_of(x, index)
         self.constant = code.startswith("*c")
         if not self.constant and not self.data.flags.writeable: raise ValueError(f"argument {index}: the kernel may write to it, but the array is read-only")
         size, self.origin = self.data.size, self.data.ctypes.data
-        self.mapped = -(-size // _PAGE) * _PAGE + 3 * _PAGE
+        self.mapped = -(-size // _PAGE) * _PAGE + _PAGE
         self.base = library.cuda_host_map(self.mapped)
-        if not self.base: raise MemoryError(f"argument {index}: no memory for {size} bytes")
-        top = self.base + self.mapped - _PAGE
+        if not self.base: raise MemoryError(f"argument {index}: no address space for {size} bytes with 1 GiB on either side")
+        top = self.base + self.mapped
         self.start = top - size - (top - size - self.origin) % 16
-        inside = (ctypes.c_uint8 * (self.mapped - 2 * _PAGE)).from_address(self.base + _PAGE)
-        self.inside, self.first = np.frombuffer(inside, np.uint8), self.start - self.base - _PAGE
+        self.inside, self.first = np.frombuffer((ctypes.c_uint8 * self.mapped).from_address(self.base), np.uint8), self.start - self.base
         self.inside[:] = _CANARY
         self.payload = self.inside[self.first : self.first + size]
         self.payload[:] = self.data
@@ -276,7 +275,7 @@ class _Guarded:
         if self.constant and not np.array_equal(self.payload, self.data): raise OutOfBoundsError(f"{self.describe()}: the kernel wrote to constant data")
 
     def locate(self, address: int) -> str | None:
-        if not self.base <= address < self.base + self.mapped: return None
+        if not self.base - _REACH <= address < self.base + self.mapped + _REACH: return None
         return f"{address - self.start - self.data.size} bytes past the end of {self.describe()}" if address >= self.start else f"{self.start - address} bytes before {self.describe()}"
 
     def close(self): self.payload = self.inside = None; self.library.cuda_host_unmap(self.base, self.mapped)
@@ -424,7 +423,7 @@ def cuda_available() -> bool:
     "Whether `CudaKernel` can run here."
     return cuda_problem() is None
 
-# %% ../../nbs/lab/kernels.ipynb #cc9813a9
+# %% ../../nbs/lab/kernels.ipynb #1be8f9bd
 @functools.lru_cache(None)
 def _compiled(text: str, name: str, device: int):
     "The loaded function, once per device."
@@ -443,6 +442,14 @@ def as_cupy(
     if x.dtype == torch.bfloat16: x = x.view(torch.int16)
     elif x.dtype == torch.bool or x.dtype.itemsize == 1 and x.is_floating_point(): x = x.view(torch.uint8)
     return cupy.from_dlpack(x)
+
+class _TorchStream:
+    "torch's current stream, offered by the CUDA stream protocol."
+    def __init__(self, device: int):
+        import torch
+        self.pointer = torch.cuda.current_stream(device).cuda_stream
+
+    def __cuda_stream__(self) -> tuple[int, int]: return 0, self.pointer
 
 class CudaKernel:
     "A CUDA kernel for torch tensors. Compiled at the first launch on each device."
@@ -470,6 +477,6 @@ class CudaKernel:
         import cupy, torch
         device = devices.pop() if devices else torch.cuda.current_device()
         function = _compiled(self.text, self.name, device)
-        if shared > 48 << 10: function.max_dynamic_shared_size_bytes = shared
-        with cupy.cuda.Device(device), cupy.cuda.ExternalStream(torch.cuda.current_stream(device).cuda_stream, device):
+        with cupy.cuda.Device(device), cupy.cuda.Stream.from_external(_TorchStream(device)):
+            if shared > 48 << 10: function.max_dynamic_shared_size_bytes = shared
             function(grid, block, tuple(as_cupy(x) if _is_tensor(x) else np.uintp(0) if x is None else x for x in args), shared_mem=shared)

@@ -5,7 +5,6 @@
 // What is modelled: the thread hierarchy, barriers, warp collectives, atomics, shared memory that starts with poison.
 // What is not: time, caches, memory ordering between blocks, inline PTX, textures, cooperative groups, tensor cores.
 #pragma once
-#include <cassert>
 #include <cmath>
 #include <csetjmp>
 #include <csignal>
@@ -17,7 +16,6 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
-#include <random>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -408,15 +406,16 @@ static int run(const Launch &launch, void (*kernel)(void **), void **args, Repor
 
 }  // namespace cuda_host
 
-// An array argument lives between two pages that fault, pushed against the upper one.
+// An array argument lives alone in the middle of two gibibytes of forbidden addresses, pushed against the upper half.
+// Forbidden pages cost address space, not memory.
+constexpr size_t cuda_host_reach = size_t(1) << 30;
 extern "C" char *cuda_host_map(unsigned long long bytes) {
-    char *p = (char *)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *p = (char *)mmap(nullptr, bytes + 2 * cuda_host_reach, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == (char *)MAP_FAILED) return nullptr;
-    mprotect(p, cuda_host::page, PROT_NONE);
-    mprotect(p + bytes - cuda_host::page, cuda_host::page, PROT_NONE);
-    return p;
+    p += cuda_host_reach;
+    return mprotect(p, bytes, PROT_READ | PROT_WRITE) ? nullptr : p;
 }
-extern "C" void cuda_host_unmap(char *p, unsigned long long bytes) { munmap(p, bytes); }
+extern "C" void cuda_host_unmap(char *p, unsigned long long bytes) { munmap(p - cuda_host_reach, bytes + 2 * cuda_host_reach); }
 
 // [intrinsics] --------------------------------------------------------------------------------------------------------
 #define CUDA_HOST_LINE int line = __builtin_LINE()
