@@ -40,7 +40,7 @@ def dequantize(
     wide = weight.to(dtype)
     return wide if scale is None else wide.mul_(expand_scale(scale, weight.shape, block_size).to(dtype))
 
-# %% ../../nbs/ecf8/jit.ipynb #2c604ab1
+# %% ../../nbs/ecf8/jit.ipynb #617ed4c5
 class ScaledFP8Linear(nn.Module):
     "A linear layer with an FP8 weight and block scales; same parameter names as transformers' `FP8Linear`."
     def __init__(
@@ -64,8 +64,9 @@ class ScaledFP8Linear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, block_size: tuple | None = (128, 128)) -> "ScaledFP8Linear":
-        "Quantise a linear layer: every block is scaled to the largest FP8 value, 448. ValueError if a weight is not finite."
+        "Quantise a linear layer: every block is scaled to the largest FP8 value, 448. On `meta`: only the shapes. ValueError if a weight is not finite."
         layer = cls(linear.in_features, linear.out_features, block_size, linear.bias is not None, linear.weight.device)
+        if linear.weight.is_meta: return layer
         with torch.no_grad():
             w = linear.weight.float()
             if not w.isfinite().all(): raise ValueError("linear.weight: expected finite weights")
@@ -105,7 +106,7 @@ def compress_state(
     return {name: encode(t, max_len=max_len, gaps=gaps) for name, t in state.items()
             if t.dtype == torch.float8_e4m3fn and t.numel() >= max(min_numel, 1) and choice.wants(name)}
 
-# %% ../../nbs/ecf8/jit.ipynb #0e4e5731
+# %% ../../nbs/ecf8/jit.ipynb #516c0a1b
 @dataclass
 class Slot:
     "One compressed weight of a module."
@@ -131,9 +132,10 @@ class Slot:
 
     def tensor(self) -> ECF8Tensor:
         "The blob, parsed; again only after the buffer has changed."
+        if self.blob.device.type != "cpu": self.owner._buffers[self.attribute] = self.blob.cpu()
         blob = self.blob
         key = blob.data_ptr(), 0 if blob.is_inference() else blob._version
-        if self.parsed is None or self.parsed[0] != key: self.parsed = key, ECF8Tensor.from_bytes(blob.cpu().numpy(), self.shape)
+        if self.parsed is None or self.parsed[0] != key: self.parsed = key, ECF8Tensor.from_bytes(blob.numpy(), self.shape)
         return self.parsed[1]
 
     def widen(self, weight: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
@@ -194,7 +196,7 @@ def _refuse_gradients(module: nn.Module, slots: list, arguments) -> None:
     if wants or any(t.requires_grad for t in _tensors(arguments)):
         raise RuntimeError(f"compressed weights are for inference only, but {wants or 'an input'} requires a gradient; use torch.inference_mode() or torch.no_grad()")
 
-# %% ../../nbs/ecf8/jit.ipynb #8f262cbe
+# %% ../../nbs/ecf8/jit.ipynb #24f54e80
 def _aligned(n: int) -> int: return -(-n // 64) * 64
 
 class _Group:
@@ -206,7 +208,9 @@ class _Group:
     def before(self, module, args, kwargs):
         _refuse_gradients(module, self.slots, (args, kwargs))
         self.jit._lock.acquire()
-        try: self.jit._enter(self, next((t.dtype for t in _tensors((args, kwargs)) if t.is_floating_point()), None))
+        tensors = list(_tensors((args, kwargs)))
+        dtype = next((t.dtype for t in tensors if t.is_floating_point()), None)
+        try: self.jit._enter(self, tensors[0].device if tensors else torch.device("cpu"), dtype)
         except BaseException:
             self.jit._lock.release()
             raise
@@ -214,7 +218,7 @@ class _Group:
     def after(self, module, args, output):
         for _ in range(self.jit._leave(self)): self.jit._lock.release()
 
-# %% ../../nbs/ecf8/jit.ipynb #346530dd
+# %% ../../nbs/ecf8/jit.ipynb #001780f1
 class JITWeights:
     """Keep the weights of a model compressed and decode them just before each use; inference only.
 
@@ -232,12 +236,10 @@ class JITWeights:
         self.model, self.slots = model, _find_slots(model, state)
         roots = _group_roots(model, self.slots, groups)
         self._reset()
-        devices = {id(s): s.owner._parameters[s.attribute].device for s in self.slots}
         blobs = {name: torch.frombuffer(bytearray(t.to_bytes()), dtype=torch.uint8) for name, t in state.items()}
         for s in self.slots:
-            device = "cpu" if devices[id(s)].type == "meta" else devices[id(s)]
             del s.owner._parameters[s.attribute]
-            s.owner.register_buffer(s.attribute, blobs[s.name].to(device))
+            s.owner.register_buffer(s.attribute, blobs[s.name])
         self._handles = [handle for module, slots in roots for handle in self._hook(module, _Group(self, slots))]
 
     def _hook(self, module: nn.Module, group: _Group) -> tuple:
@@ -252,15 +254,13 @@ class JITWeights:
         self.__dict__.update(state)
         self._reset()
 
-    def _enter(self, group: _Group, dtype: torch.dtype | None) -> None:
+    def _enter(self, group: _Group, device: torch.device, dtype: torch.dtype | None) -> None:
         "Decode a group's weights into the scratch buffer and show them to their owners."
-        start = self._stack[-1][2] if self._stack else 0
-        shown, at = [], start
-        for s in group.slots: shown.append((s, s.owner.__dict__.get(s.attribute)))
-        self._stack.append((group, shown, start + group.nbytes))
+        start = at = self._stack[-1][2] if self._stack else 0
+        self._stack.append((group, [(s, s.owner.__dict__.get(s.attribute)) for s in group.slots], start + group.nbytes))
         try:
             for s in group.slots:
-                room = self._room(s.blob.device, start + group.nbytes)[at:at + s.numel]
+                room = self._room(device, start + group.nbytes)[at:at + s.numel]
                 weight = decode(s.tensor(), out=room).view(torch.float8_e4m3fn).view(s.shape)
                 s.owner.__dict__[s.attribute] = s.widen(weight, dtype) if s.casts else weight
                 at += _aligned(s.numel)
@@ -299,10 +299,10 @@ class JITWeights:
 
     def remove(self) -> None:
         "Decode all weights for good, as parameters, and take the hooks away."
-        restored = {}
+        restored, device = {}, next((p.device for p in self.model.parameters()), "cpu")
         for s in self.slots:
             if s.name not in restored:
-                weight = decode(s.tensor()).to(s.blob.device)
+                weight = decode(s.tensor()).to(device)
                 restored[s.name] = nn.Parameter(weight if s.dtype == torch.float8_e4m3fn else s.widen(weight, None), s.trainable)
         for handle in self._handles: handle.remove()
         for s in self.slots:
