@@ -17,7 +17,12 @@ from .theory import _count, _positive
 # %% auto #0
 __all__ = ['StocBiO', 'AIDCG', 'ITD', 'MRBO', 'VRBO']
 
-# %% ../../nbs/f2sa_p/baselines.ipynb #69c51913
+# %% ../../nbs/f2sa_p/baselines.ipynb #1fa9543c
+def _differentiable(G: list[Tensor]) -> list[Tensor]:
+    "G; RuntimeError if autograd could not record how it came about (its derivative would silently be zero)."
+    if not any(g.requires_grad for g in G): raise RuntimeError("lower has no second derivative: this method differentiates its gradient (F2SAp needs only first derivatives)")
+    return G
+
 class _OneCopy(BilevelOptimizer):
     "Shared by the methods that keep a single lower iterate."
     def __init__(self, problem, x0, y0, **common):
@@ -48,7 +53,7 @@ class _OneCopy(BilevelOptimizer):
     def _curvature(self, x, y, batch):
         "Functions v -> H v and v -> d/dx [G_y . v] of the lower loss with one batch."
         x, y = ([l.detach().requires_grad_() for l in v] for v in (x, y))
-        G = gradients(self.problem.loss("lower", self._xv(x), self._yv(y), batch), y, create_graph=True)
+        G = _differentiable(gradients(self.problem.loss("lower", self._xv(x), self._yv(y), batch), y, create_graph=True))
         product = lambda inputs: lambda v: [h.detach() for h in gradients(sum((g * u).sum() for g, u in zip(G, v)), inputs, retain_graph=True)]
         return product(y), product(x)
 
@@ -131,7 +136,7 @@ class AIDCG(_OneCopy):
             d = [u + (rr / old if old else 0.0) * w for u, w in zip(r, d)]
         return [f - c for f, c in zip(fx, cross(v))]
 
-# %% ../../nbs/f2sa_p/baselines.ipynb #a813e06e
+# %% ../../nbs/f2sa_p/baselines.ipynb #6f6b17ff
 class ITD(_OneCopy):
     "Iterative differentiation: reverse mode through the K inner steps that start at the stored iterate."
     def __init__(self, problem: BilevelProblem, x0: Variable, y0: Variable,
@@ -148,8 +153,8 @@ class ITD(_OneCopy):
         x, y = [l.detach().requires_grad_() for l in self._x], [l.detach().requires_grad_() for l in self._y]
         for _ in range(self.inner_steps):
             loss = problem.loss("lower", self._xv(x), self._yv(y), problem.draw("lower", self.generator))
-            y = [l - lr * g for l, g in zip(y, gradients(loss, y, create_graph=True))]
-        self._sound(y, "y", t)
+            y = [l - lr * g for l, g in zip(y, _differentiable(gradients(loss, y, create_graph=True)))]
+        self._sound([l.detach() for l in y], "y", t)
         loss = sum(problem.loss("upper", self._xv(x), self._yv(y), problem.draw("upper", self.generator)) for _ in range(self.outer_batches)) / self.outer_batches
         phi = self._sound(gradients(loss, x), "the hyper-gradient", t)
         x, size = self._move(self._x, phi, t)

@@ -37,7 +37,7 @@ class FeasibilityWarning(UserWarning):
 class PrecisionWarning(UserWarning):
     "`nu` is so small that division by it amplifies rounding error."
 
-# %% ../../nbs/f2sa_p/optimisers.ipynb #6223f529
+# %% ../../nbs/f2sa_p/optimisers.ipynb #26d4e514
 def _rate(name: str, value) -> Callable[[int], float]:
     "A learning rate as a function of the step index, checked when it is a number and again at every step."
     if not callable(value):
@@ -45,9 +45,13 @@ def _rate(name: str, value) -> Callable[[int], float]:
         return lambda t: value
     return lambda t: _positive(f"{name}({t})", value(t))
 
-def _finite(leaves) -> bool: return all(bool(torch.isfinite(l).all()) for l in leaves)
+def _finite(leaves) -> bool:
+    "Whether all values are finite. A sum is the cheap test; only an overflowing or non-finite one needs a second look."
+    return all(math.isfinite(l.sum()) or bool(torch.isfinite(l).all()) for l in leaves)
 
-# %% ../../nbs/f2sa_p/optimisers.ipynb #620ccf26
+# %% ../../nbs/f2sa_p/optimisers.ipynb #5cebeefe
+_EASY = (1e-30, 1e30)   # norms that even float32 can be divided by
+
 class BilevelOptimizer:
     "Common interface of all bilevel optimisers; a subclass gives `_advance` and the cost of a step."
     def __init__(self,
@@ -185,10 +189,11 @@ class BilevelOptimizer:
         size = norm_of(phi)
         if size == 0: return x, size
         if self.normalize:
-            top = max(float(l.abs().max()) for l in phi)
-            phi = [l / top for l in phi]
-            unit = math.sqrt(sum(float(l.square().sum()) for l in phi))
-            phi = [l / unit for l in phi]
+            if not _EASY[0] < size < _EASY[1]:               # a tiny or huge norm is no number to divide by in float32
+                top = max(float(l.abs().max()) for l in phi)
+                phi = [l / top for l in phi]
+            length = norm_of(phi)
+            phi = [l / length for l in phi]
         if self.outer_optimizer is None:
             lr = self._outer_lr(t) * scale
             return [l - lr * g for l, g in zip(x, phi)], size
@@ -207,7 +212,7 @@ def _matching(name: str, value: Variable, template: Variable) -> list[Tensor]:
     if describe(value) != describe(template): raise ValueError(f"state[{name!r}] has {describe(value)}, expected {describe(template)}")
     return [l.detach().clone().to(r.device) for l, r in zip(leaves_of(value), leaves_of(template))]
 
-# %% ../../nbs/f2sa_p/optimisers.ipynb #9908f064
+# %% ../../nbs/f2sa_p/optimisers.ipynb #e2b53073
 class F2SAp(BilevelOptimizer):
     "Fully first-order stochastic bilevel optimisation with a p-th order difference (paper Algorithms 1 and 2)."
     def __init__(self,
@@ -288,33 +293,34 @@ class F2SAp(BilevelOptimizer):
 
     # one node at a time
     def _descend(self, ys, rates):
-        problem, x, ys = self.problem, self._xv(self._x), list(ys)
+        lower, upper = (self.problem.single(which) for which in ("lower", "upper"))
+        x, ys, tilts = self._xv(self._x), list(ys), [j * self.nu for j in self.nodes]
         for _ in range(self.inner_steps):
             lows, ups = self._draw(True)
             ups = iter(ups)
-            for i, j in enumerate(self.nodes):
+            for i, tilt in enumerate(tilts):
                 y = [l.detach().requires_grad_() for l in ys[i]]
                 yv = self._yv(y)
-                loss = problem.loss("lower", x, yv, lows[i])
-                if j: loss = loss + j * self.nu * problem.loss("upper", x, yv, next(ups))
-                grads = gradients(loss, y)
-                with torch.no_grad(): ys[i] = [torch.sub(l, g, alpha=rates[i]) for l, g in zip(y, grads)]
+                loss = lower(x, yv, lows[i])
+                if tilt: loss = loss + tilt * upper(x, yv, next(ups))
+                ys[i] = [torch.sub(l.detach(), g, alpha=rates[i]) for l, g in zip(y, gradients(loss, y))]
         return ys
 
     def _estimate(self, ys, t):
-        problem, S, upper = self.problem, self.outer_batches, self.problem.upper_depends_on_x
-        total = [torch.zeros_like(l) for l in self._x]
-        for _ in range(S):
-            lows, ups = self._draw(upper)
+        lower, upper = (self.problem.single(which) for which in ("lower", "upper"))
+        depends, total = self.problem.upper_depends_on_x, None
+        for _ in range(self.outer_batches):
+            lows, ups = self._draw(depends)
             ups = iter(ups)
             for i, (j, weight) in enumerate(zip(self.nodes, self._alpha)):
                 x = [l.detach().requires_grad_() for l in self._x]
-                loss = (weight / self.nu) * problem.loss("lower", self._xv(x), self._yv(ys[i]), lows[i])
-                if j and upper: loss = loss + weight * j * problem.loss("upper", self._xv(x), self._yv(ys[i]), next(ups))
+                xv, yv = self._xv(x), self._yv(ys[i])
+                loss = (weight / self.nu) * lower(xv, yv, lows[i])
+                if j and depends: loss = loss + weight * j * upper(xv, yv, next(ups))
                 grads = gradients(loss, x)
                 if not _finite(grads): raise FloatingPointError(f"the hyper-gradient is not finite at node {j}, step {t}")
-                for a, g in zip(total, grads): a.add_(g, alpha=1 / S)
-        return total
+                total = grads if total is None else [a + g for a, g in zip(total, grads)]
+        return total if self.outer_batches == 1 else [a / self.outer_batches for a in total]
 
     # all nodes in one call
     def _stacked(self, x, ys, lows, ups, low_weights, up_weights):
@@ -332,20 +338,19 @@ class F2SAp(BilevelOptimizer):
         up = self._column([rates[i] * self.nodes[i] * self.nu for i in self._tilted])
         for _ in range(self.inner_steps):
             y = [l.detach().requires_grad_() for l in ys]
-            grads = gradients(self._stacked(x, y, *self._draw(True), low, up), y)
-            with torch.no_grad(): ys = [l - g for l, g in zip(y, grads)]
+            ys = [l.detach() - g for l, g in zip(y, gradients(self._stacked(x, y, *self._draw(True), low, up), y))]
         return ys
 
     def _estimate_stacked(self, ys, t):
         low = self._column([a / self.nu for a in self._alpha])
         up = self._column([self._alpha[i] * self.nodes[i] for i in self._tilted])
-        total, x = [torch.zeros_like(l) for l in self._x], [l.detach().requires_grad_() for l in self._x]
+        total, x = None, [l.detach().requires_grad_() for l in self._x]
         for _ in range(self.outer_batches):
             lows, ups = self._draw(self.problem.upper_depends_on_x)
             grads = gradients(self._stacked(self._xv(x), ys, lows, ups, low, up), x)
             if not _finite(grads): raise FloatingPointError(f"the hyper-gradient is not finite at node {self._culprit(x, ys, lows, ups)}, step {t}")
-            for a, g in zip(total, grads): a.add_(g, alpha=1 / self.outer_batches)
-        return total
+            total = grads if total is None else [a + g for a, g in zip(total, grads)]
+        return total if self.outer_batches == 1 else [a / self.outer_batches for a in total]
 
     def _culprit(self, x, ys, lows, ups):
         "First node whose own x-gradient is not finite (evaluated one by one; only on failure)."

@@ -18,10 +18,10 @@ from .theory import _count, _positive, fd_coefficients
 Variable = Tensor | dict[str, Tensor]   # what `x` and `y` may be
 
 # %% auto #0
-__all__ = ['Variable', 'leaves_of', 'like', 'norm_of', 'check_variable', 'check_pair', 'gradients', 'stack_batches',
-           'BilevelProblem', 'solve_lower', 'implicit_hypergradient', 'fd_hypergradient']
+__all__ = ['Variable', 'leaves_of', 'like', 'norm_of', 'check_pair', 'gradients', 'stack_batches', 'BilevelProblem',
+           'solve_lower', 'implicit_hypergradient', 'fd_hypergradient']
 
-# %% ../../nbs/f2sa_p/problems.ipynb #853361a0
+# %% ../../nbs/f2sa_p/problems.ipynb #304421e8
 def leaves_of(v: Variable) -> list[Tensor]:
     "The tensors of a variable."
     return list(v.values()) if isinstance(v, dict) else [v]
@@ -31,18 +31,17 @@ def like(v: Variable, leaves: Sequence[Tensor]) -> Variable:
     return dict(zip(v, leaves)) if isinstance(v, dict) else leaves[0]
 
 def norm_of(leaves: Sequence[Tensor]) -> float:
-    "Euclidean norm over all leaves, scaled so that it neither over- nor underflows."
+    "Euclidean norm over all leaves; scaled where it would over- or underflow."
+    size = math.sqrt(sum(float(l.square().sum()) for l in leaves))
+    if 1e-15 < size < math.inf: return size
     top = max((float(l.abs().max()) for l in leaves if l.numel()), default=0.0)
     if top == 0 or not math.isfinite(top): return top
     return top * math.sqrt(sum(float((l / top).square().sum()) for l in leaves))
 
 def _dot(a, b) -> float: return sum(float((u * v).sum()) for u, v in zip(a, b))
 
-def check_variable(
-    name: str,  # argument name for messages
-    v: Variable  # tensor or dict of tensors
-) -> list[Tensor]:  # detached copies of the leaves
-    "Copies of the leaves; TypeError or ValueError that names the argument if it is no finite floating variable of one dtype and device."
+def _structure(name: str, v: Variable) -> list[Tensor]:
+    "Leaves of a floating variable of one dtype and device; TypeError or ValueError otherwise."
     if not isinstance(v, (Tensor, dict)): raise TypeError(f"{name} must be a Tensor or a dict of Tensors, got {type(v).__name__}")
     leaves = leaves_of(v)
     if not leaves: raise ValueError(f"{name} must hold at least one tensor, got an empty dict")
@@ -51,15 +50,19 @@ def check_variable(
             raise TypeError(f"{name} must hold floating-point tensors, got {l.dtype if isinstance(l, Tensor) else type(l).__name__}")
     if len({l.dtype for l in leaves}) > 1: raise TypeError(f"{name} must have one dtype, got {sorted({str(l.dtype) for l in leaves})}")
     if len({l.device for l in leaves}) > 1: raise ValueError(f"{name} must be on one device, got {sorted({str(l.device) for l in leaves})}")
-    if not all(bool(torch.isfinite(l).all()) for l in leaves): raise ValueError(f"{name} must be finite, got NaN or infinity")
-    return [l.detach().clone() for l in leaves]
+    return leaves
 
-def check_pair(x: Variable, y: Variable, names=("x", "y")) -> tuple[list[Tensor], list[Tensor]]:
-    "`check_variable` for both; TypeError if their dtypes differ, ValueError if their devices differ."
-    lx, ly = check_variable(names[0], x), check_variable(names[1], y)
+def check_pair(
+    x: Variable, y: Variable,
+    names=("x", "y")  # argument names for messages
+) -> tuple[list[Tensor], list[Tensor]]:  # detached copies of the leaves
+    "Copies of both variables; TypeError if their dtypes differ, ValueError if their devices do or a value is not finite."
+    lx, ly = (_structure(n, v) for n, v in zip(names, (x, y)))
     if lx[0].dtype != ly[0].dtype: raise TypeError(f"{names[0]} and {names[1]} must share one floating dtype, got {lx[0].dtype} and {ly[0].dtype}")
     if lx[0].device != ly[0].device: raise ValueError(f"{names[0]} and {names[1]} must be on one device, got {lx[0].device} and {ly[0].device}")
-    return lx, ly
+    for name, leaves in zip(names, (lx, ly)):
+        if not all(bool(torch.isfinite(l).all()) for l in leaves): raise ValueError(f"{name} must be finite, got NaN or infinity")
+    return [l.detach().clone() for l in lx], [l.detach().clone() for l in ly]
 
 def gradients(
     loss: Tensor,  # 0-d
@@ -90,7 +93,7 @@ def stack_batches(
         return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
     raise ValueError(f"{which}_batches must give tensors or tuples/dicts of tensors when batched=True, got {type(first).__name__}")
 
-# %% ../../nbs/f2sa_p/problems.ipynb #8faca0b7
+# %% ../../nbs/f2sa_p/problems.ipynb #5b4dc8d5
 class BilevelProblem:
     "min_x f(x, y*(x)) with y*(x) = argmin_y g(x, y), as two closures and two samplers."
     def __init__(self,
@@ -116,11 +119,18 @@ class BilevelProblem:
         if source is None: return None
         return source(generator) if callable(source) else source[int(torch.randint(len(source), (1,), generator=generator, device=generator.device))]
 
-    def loss(self, which: str, x: Variable, y: Variable, batch) -> Tensor:
-        "0-d loss of one copy of y (a batched function is called with n = 1)."
+    def single(self, which: str) -> Callable:
+        "(x, y, batch) -> checked 0-d loss of one copy of y (a batched function is called with n = 1)."
         fn = self.upper if which == "upper" else self.lower
-        if self.batched: return self.losses(which, x, like(y, [l.unsqueeze(0) for l in leaves_of(y)]), stack_batches([batch], which), 1)[0]
-        return _checked(which, fn(x, y, batch), ())
+        if self.batched: return lambda x, y, batch: self.losses(which, x, like(y, [l.unsqueeze(0) for l in leaves_of(y)]), stack_batches([batch], which), 1)[0]
+        def call(x, y, batch):
+            loss = fn(x, y, batch)
+            return loss if isinstance(loss, Tensor) and loss.ndim == 0 else _checked(which, loss, ())
+        return call
+
+    def loss(self, which: str, x: Variable, y: Variable, batch) -> Tensor:
+        "0-d loss of one copy of y."
+        return self.single(which)(x, y, batch)
 
     def losses(self, which: str, x: Variable, y: Variable, batch, n: int) -> Tensor:
         "Losses [n] of n stacked copies of y."

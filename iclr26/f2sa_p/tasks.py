@@ -21,37 +21,34 @@ from .theory import _count, _positive
 __all__ = ['BilevelTask', 'learn_to_regularize', 'hyper_cleaning', 'make_sparse_topics', 'Split', 'digits_with_noise_features',
            'digits_with_flipped_labels', 'noisy_logistic', 'noisy_scalar', 'newsgroups']
 
-# %% ../../nbs/f2sa_p/tasks.ipynb #87702610
+# %% ../../nbs/f2sa_p/tasks.ipynb #8e2dc821
 class _Dense:
-    "Rows of a dense matrix times one or several weight matrices."
+    "Logits of the rows of a dense matrix under a stack of weight matrices."
     def __init__(self, X: Tensor): self.X, self.shape = X, tuple(X.shape)
 
-    def product(self, rows, W):
-        "[B, C] for W [d, C]; [n, B, C] for W [n, d, C] and rows [n, B] (or None: all rows)."
-        return (self.X if rows is None else self.X[rows]) @ W
+    def logits(self, rows, W):
+        "[n, C, B] for W [n, d, C] and rows [n, B] (or None: all rows)."
+        Wt = W.transpose(1, 2).contiguous()
+        return Wt @ (self.X.T if rows is None else self.X.index_select(0, rows.reshape(-1)).view(*rows.shape, -1).transpose(1, 2))
 
 class _Sparse:
     "The same for a CSR matrix, never made dense."
     def __init__(self, X, dtype):
-        X = X.tocsr(); X.sum_duplicates()
+        X = X.tocsr(copy=True); X.sum_duplicates()
         self.shape = X.shape
         self.start, self.column = torch.from_numpy(X.indptr.astype(np.int64)), torch.from_numpy(X.indices.astype(np.int64))
         self.value = torch.from_numpy(X.data).to(dtype)
 
-    def product(self, rows, W):
-        stacked = W.ndim == 3
-        Ws = W if stacked else W.unsqueeze(0)
-        n, d, C = Ws.shape
-        if rows is None: rows = torch.arange(self.shape[0])
-        rows = (rows if rows.ndim == 2 else rows.expand(n, len(rows))).reshape(-1)
+    def logits(self, rows, W):
+        n, d, C = W.shape
+        rows = (torch.arange(self.shape[0]).expand(n, -1) if rows is None else rows).reshape(-1)
         length = self.start[rows + 1] - self.start[rows]
         out = torch.repeat_interleave(torch.arange(len(rows)), length)                        # row of the result each entry adds to
         entry = torch.arange(len(out)) + torch.repeat_interleave(self.start[rows] - (length.cumsum(0) - length), length)
-        weight = Ws.reshape(n * d, C)[self.column[entry] + torch.div(out, len(rows) // n, rounding_mode="floor") * d]
-        result = Ws.new_zeros(len(rows), C).index_add(0, out, self.value[entry].unsqueeze(1) * weight)
-        return result.view(n, -1, C) if stacked else result
+        weight = W.reshape(n * d, C)[self.column[entry] + torch.div(out, len(rows) // n, rounding_mode="floor") * d]
+        return W.new_zeros(len(rows), C).index_add(0, out, self.value[entry].unsqueeze(1) * weight).view(n, -1, C).transpose(1, 2)
 
-# %% ../../nbs/f2sa_p/tasks.ipynb #4503f710
+# %% ../../nbs/f2sa_p/tasks.ipynb #493ec8a0
 def _design(name: str, X, dtype):
     if hasattr(X, "tocsr"):
         if not np.isfinite(X.data).all(): raise ValueError(f"{name} must be finite, got NaN or infinity")
@@ -85,12 +82,10 @@ def _rows(n: int, batch_size):
     return lambda g: torch.randint(n, (size,), generator=g, device=g.device)
 
 def _cross_entropy(design, labels, rows, W):
-    "Cross-entropy of every row: [B], or [n, B] for stacked W."
-    logits = design.product(rows, W)
-    target = labels if rows is None else labels[rows]
-    if W.ndim == 2: return F.cross_entropy(logits, target, reduction="none")
-    target = target.expand(logits.shape[:2])
-    return F.cross_entropy(logits.flatten(0, 1), target.reshape(-1), reduction="none").view(logits.shape[:2])
+    "Cross-entropy of every row: [B] for W [d, C] and rows [B]; [n, B] for stacked W [n, d, C] and rows [n, B] (None: all rows)."
+    if W.ndim == 2: return _cross_entropy(design, labels, None if rows is None else rows.unsqueeze(0), W.unsqueeze(0))[0]
+    target = labels.expand(len(W), -1) if rows is None else labels[rows]
+    return F.cross_entropy(design.logits(rows, W), target, reduction="none")
 
 # %% ../../nbs/f2sa_p/tasks.ipynb #daca4c0a
 @dataclass
