@@ -257,7 +257,7 @@ def _math_faults(math_core, found: list) -> list[str]:
         alone = [(place, tex, m)]
     return [f"{place}: formula {tex!r}, column {m[2]}: {m[3]}" for place, tex, m in alone]
 
-# %% ../../nbs/lab/site.ipynb #2c9faa0a
+# %% ../../nbs/lab/site.ipynb #2956ad67
 def page(
     notebook: Path,         # source, in nbs/
     executed: Path,         # executed copy of it, or a run folder of a reproduction
@@ -270,6 +270,8 @@ def page(
     front = front_matter(notebook)
     first = next(i for i, c in enumerate(nb["cells"]) if c["cell_type"] == "markdown")
     body = nb["cells"][:first] + nb["cells"][first + 1:]
+    for cell in body:
+        if "injected-parameters" in cell["metadata"].get("tags", []): cell["source"] = re.sub(r"(?m)^out = .*\n?", "", _text(cell["source"]))  # the run folder is a matter of this machine
     facts = paper_facts(notebook) if "paper" in front else run_facts(run) if run else ""
     if facts: body.insert(0, {"cell_type": "markdown", "metadata": {}, "source": facts})
     slots = [(c, "source") for c in body if c["cell_type"] == "markdown"]
