@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MATHS', 'FLOORS', 'SiteError', 'reading_order', 'read_config', 'sidebar_pages', 'depends_on', 'content_key',
-           'execute', 'reproduction', 'process', 'formulas', 'typeset', 'page', 'paper_facts', 'run_facts', 'api_pages',
-           'link_names', 'resolve', 'render', 'seal', 'check_site', 'build', 'assemble', 'readme', 'readme_faults',
-           'repository_links']
+           'execute', 'reproduction', 'process', 'formulas', 'typeset', 'page', 'from_the_top', 'paper_facts',
+           'run_facts', 'api_pages', 'link_names', 'resolve', 'render', 'seal', 'check_site', 'build', 'assemble',
+           'readme', 'readme_faults', 'repository_links']
 
 # %% ../../nbs/lab/site.ipynb #e77a85f6
 import functools, hashlib, html, inspect, json, os, re, shutil, subprocess, sys, tempfile
@@ -257,7 +257,7 @@ def _math_faults(math_core, found: list) -> list[str]:
         alone = [(place, tex, m)]
     return [f"{place}: formula {tex!r}, column {m[2]}: {m[3]}" for place, tex, m in alone]
 
-# %% ../../nbs/lab/site.ipynb #2956ad67
+# %% ../../nbs/lab/site.ipynb #4444de67
 def page(
     notebook: Path,         # source, in nbs/
     executed: Path,         # executed copy of it, or a run folder of a reproduction
@@ -272,6 +272,7 @@ def page(
     body = nb["cells"][:first] + nb["cells"][first + 1:]
     for cell in body:
         if "injected-parameters" in cell["metadata"].get("tags", []): cell["source"] = re.sub(r"(?m)^out = .*\n?", "", _text(cell["source"]))  # the run folder is a matter of this machine
+        for data in (o["data"] for o in cell.get("outputs", []) if "text/html" in o.get("data", {})): data["text/html"] = from_the_top(_text(data["text/html"]), notebook, checkout)
     facts = paper_facts(notebook) if "paper" in front else run_facts(run) if run else ""
     if facts: body.insert(0, {"cell_type": "markdown", "metadata": {}, "source": facts})
     slots = [(c, "source") for c in body if c["cell_type"] == "markdown"]
@@ -286,6 +287,16 @@ def page(
     nb["cells"] = [{"cell_type": "raw", "metadata": {}, "source": f"---\n{head}---"}, *body]
     nb["metadata"] = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     return nb
+
+def from_the_top(
+    table: str,      # HTML of an output
+    notebook: Path,
+    checkout: Path,
+) -> str:
+    "Tables of the lab link to papers from the top of the site; make that hold on a page further down."
+    nbs = checkout / "nbs"
+    folders = "|".join(re.escape(p.name) for p in nbs.iterdir() if p.is_dir())
+    return re.sub(rf'href="(?=(?:{folders})/)', f'href="{"../" * (len(notebook.relative_to(nbs).parts) - 1)}', table) if folders else table
 
 def _text(source) -> str: return source if isinstance(source, str) else "".join(source)
 

@@ -51,7 +51,7 @@ def checkout(tmp_path) -> Path:
              "#| echo: false\nfrom IPython.display import Markdown\nMarkdown('| a | b |\\n|---|---|\\n| 1 | [x](demo/index.ipynb) |')")
     notebook(top / "nbs" / "demo" / "index.ipynb", INDEX, "print(6 * 7)")
     notebook(top / "nbs" / "demo" / "theory.ipynb", "# Theory\n> One bound", "md:## Bounds\n\nBy \\eqref{eq:later} $H$ is bounded.".replace("\\eqref{eq:later}", "$\\eqref{eq:later}$"),
-             "md:$$H \\le 1 \\label{eq:later}$$")
+             "md:$$H \\le 1 \\label{eq:later}$$", "from IPython.display import HTML\nHTML('<a href=\"demo/index.html\">from the top</a>')")
     (top / "_quarto.yml").write_text(yaml.safe_dump(CONFIG, sort_keys=False))
     return top
 
@@ -215,6 +215,7 @@ def test_build_from_end_to_end(checkout, tmp_path):
     theory, index = (out / "demo" / "theory.html").read_text(), (out / "demo" / "index.html").read_text()
     assert "<math" in theory and "$" not in re.sub(r"(?s)<(script|style)\b.*?</\1>", "", theory) and 'href="#eq:later"' in theory
     assert "Halving numbers" in index and "https://arxiv.org/abs/2600.00001" in index and "<code>42</code>" in index
+    assert '<a href="../demo/index.html">from the top</a>' in theory
     assert "not_there_yet" not in index and "Empty" not in index
     search = json.loads((out / "search.json").read_text())
     assert {e["title"] for e in search} >= {"Home", "Theory"} and json.loads((out / "search.js").read_text().removeprefix("window.searchIndex = ").rstrip().rstrip(";")) == search
@@ -273,7 +274,7 @@ def test_reproduction_comes_from_a_run(library):
     page = (library.folder / "_site" / "demo" / "reproduction.html").read_text()
     assert "profile <strong>smoke</strong>, seed 0" in page and 'class="verdict verdict-refuted">refuted</span>' in page and "It takes time." in page
     assert "iclr26 reproduce demo --profile smoke --seeds 0" in page
-    assert library.log == ["first 0"]
+    assert library.log == ["first 0"] and str(library.folder) not in page
     library.cli("site", check=0)
     assert library.log == ["first 0"]
     assert "demo/index.html" in (library.folder / "_site" / "index.html").read_text()
