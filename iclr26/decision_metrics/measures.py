@@ -41,7 +41,7 @@ class Interval:
         return cls(y, (1 - delta) * y, (1 + delta) * y)
     def __repr__(self): return f"Interval(y={self.y:g}, l={self.l:g}, u={self.u:g})"
 
-# %% ../../nbs/decision_metrics/measures.ipynb #7f3a53e8
+# %% ../../nbs/decision_metrics/measures.ipynb #19e31de9
 class Distribution:
     "The law of the input: a frozen continuous scipy distribution, or samples with optional weights."
     def __init__(self,
@@ -78,10 +78,12 @@ class Distribution:
 
     def _below(self, x):
         "P(X < x)."
+        if self.kind == "uniform": return np.clip((x - self.support[0]) / (self.support[1] - self.support[0]), 0.0, 1.0)
         return self._mass[np.searchsorted(self.x, x, side="left")] if self.kind == "samples" else self.law.cdf(x)
 
     def _above(self, x):
         "P(X >= x)."
+        if self.kind == "uniform": return np.clip((self.support[1] - x) / (self.support[1] - self.support[0]), 0.0, 1.0)
         return self._top_mass[len(self.x) - np.searchsorted(self.x, x, side="left")] if self.kind == "samples" else self.law.sf(x)
 
     def _lowest(self, m):
@@ -371,7 +373,7 @@ def cvar(values,          # outcomes [n]
     d = Distribution(np.asarray(values, dtype=float), weights)
     return float((d._lowest(1 - alpha) if tail == "lower" else d._between(alpha, np.inf)[0]) / (1 - alpha))
 
-# %% ../../nbs/decision_metrics/measures.ipynb #9751978f
+# %% ../../nbs/decision_metrics/measures.ipynb #b42d71d0
 def _risk(problem, theta, dist, alpha):
     "[n] CVaR of the cost or profit of the thresholds `theta` under `dist`."
     theta = np.atleast_1d(np.asarray(theta, float))
@@ -397,7 +399,7 @@ def _dist(problem, dist):
     elif isinstance(problem, OneMaxSearch): ok, domain = lo >= 1 and hi <= problem.M * (1 + 1e-12), f"[1, {problem.M:g}]"
     else: ok, domain = lo > 0 or (lo == 0 and dist.kind != "samples"), "(0, inf)"
     _need(ok, "dist", dist, f"a law supported in the domain {domain} of {problem.label}")
-    _need(problem.sense == "cost" or np.isfinite(dist.mean()), "dist", dist, "a law with a finite mean")
+    _need(problem.sense == "cost" or np.isfinite(hi) or np.isfinite(dist.mean()), "dist", dist, "a law with a finite mean")
     return dist
 
 def risk_value(problem,

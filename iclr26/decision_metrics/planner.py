@@ -31,7 +31,7 @@ def smoothed(samples,            # observations [n], n >= 2 different values
     mass = np.diff(np.maximum.accumulate(cdf[keep]))
     return Distribution(rv_histogram((mass / mass.sum(), edges[keep]), density=False))
 
-# %% ../../nbs/decision_metrics/planner.ipynb #b5920097
+# %% ../../nbs/decision_metrics/planner.ipynb #86bb8992
 @dataclass(frozen=True)
 class Decision:
     "What to do, what it guarantees, and what else could be done."
@@ -69,7 +69,7 @@ class Decision:
         "Ratio of this decision and of the alternatives against what may happen, with the ideal and the forecast."
         from iclr26.lab import plots
         plt = require("matplotlib.pyplot", "run")
-        fig, ax = plt.subplots(figsize=(7.5, 3.6))
+        fig, ax = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
         x = self._inputs()
         ax.plot(x * self.scale, self.problem.ratio(self.theta, x), lw=2.2, label=f"this decision ({self.threshold:.4g})", zorder=3)
         for name, row in self.alternatives.items():

@@ -6,12 +6,13 @@
 __all__ = ['SkiRental', 'OneMaxSearch', 'ContractScheduling', 'SkiRun', 'run_ski', 'OneMaxRun', 'run_onemax', 'ContractRun',
            'run_contract']
 
-# %% ../../nbs/decision_metrics/problems.ipynb #197244ed
+# %% ../../nbs/decision_metrics/problems.ipynb #96d919c9
 from dataclasses import dataclass
+from math import inf, isfinite, sqrt
 
 import numpy as np
 
-# %% ../../nbs/decision_metrics/problems.ipynb #436c3430
+# %% ../../nbs/decision_metrics/problems.ipynb #1af8acf0
 def _need(ok, name, value, expected):
     "Raise the one kind of error this package raises."
     if not ok: raise ValueError(f"{name} = {value!r}: expected {expected}")
@@ -20,7 +21,7 @@ def _number(name, value, expected, ok=lambda v: True):
     "`value` as a finite float that satisfies `ok`."
     try: v = float(value)
     except (TypeError, ValueError): raise ValueError(f"{name} = {value!r}: expected {expected}") from None
-    _need(np.isfinite(v) and ok(v), name, value, expected)
+    _need(isfinite(v) and ok(v), name, value, expected)
     return v
 
 def _array(name, value, expected, low=-np.inf, high=np.inf, open_low=False):
@@ -39,7 +40,7 @@ def _out(v):
     "Floats for scalars, float64 arrays otherwise."
     return float(v) if np.ndim(v) == 0 else np.asarray(v, dtype=np.float64)
 
-# %% ../../nbs/decision_metrics/problems.ipynb #631aedc2
+# %% ../../nbs/decision_metrics/problems.ipynb #1d1080f5
 class _Problem:
     "What the three problems share: ratio, distance to the ideal, and checks of theta and r."
     sense: str
@@ -73,6 +74,7 @@ class _Problem:
 
     def _r(self, r):
         least = self.min_robustness
+        if isinstance(r, float) and least <= r < inf: return r                       # the message below is not free
         return _number("r", r, f"a robustness >= {least:.12g} (the least for {self.label})", lambda v: v >= least * (1 - 1e-12))
 
     def _inside(self, theta, r):
@@ -135,7 +137,7 @@ class SkiRental(_Problem):
         wait = (x >= self.b) & (x < m)
         return np.where(x < self.b, 1.0, np.where(wait, 0.0, r / (r - 1))), np.where(wait, 1 / self.b, 0.0)
 
-# %% ../../nbs/decision_metrics/problems.ipynb #cc514ca9
+# %% ../../nbs/decision_metrics/problems.ipynb #66c4eeb7
 @dataclass(frozen=True)
 class OneMaxSearch(_Problem):
     "Accept one of the prices in [1, M] as they come: theta is the reserve price T."
@@ -146,7 +148,7 @@ class OneMaxSearch(_Problem):
     def __post_init__(self): object.__setattr__(self, "M", _number("M", self.M, "a price ceiling > 1", lambda v: v > 1))
 
     @property
-    def min_robustness(self): return float(np.sqrt(self.M))
+    def min_robustness(self): return sqrt(self.M)
 
     def interval(self, r):
         "(lo, hi) of the r-robust reserve prices, inside [1, M]."

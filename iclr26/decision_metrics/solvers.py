@@ -69,7 +69,7 @@ def _edge(f, inside, outside, level):
         if f(np.array([mid]))[0] <= level: inside = mid
         else: outside = mid
 
-# %% ../../nbs/decision_metrics/solvers.ipynb #0b8c3f85
+# %% ../../nbs/decision_metrics/solvers.ipynb #784d2a2b
 def _search_distance(problem, r, l, u, objective, weight):
     "(theta, value, ties) of the best threshold for a vectorised objective on the robust interval."
     knots = [l, u, *np.asarray(weight.knots(l, u))[:64]]
@@ -105,30 +105,24 @@ def _with_never(objective, lo, hi, u, search):
     return (hi if ties[0] == plateau else ties[0][0]), float(best), ties
 
 def _closed_distance(problem, r, l, u, measure, weight):
-    "Candidates of the closed form, or None where there is none."
+    "(threshold, value) candidates of the closed form, or None where there is none."
     if not isinstance(weight, _Uniform): return None
     if isinstance(problem, SkiRental):
         m = min(problem.b * r / (r - 1), problem.b * (r - 1))
         return ski_avg_candidates(problem.b, r, u) if measure == "avg" and l == 0 and u >= m else None
-    if isinstance(problem, OneMaxSearch):
-        return (onemax_max_candidates if measure == "max" else onemax_avg_candidates)(problem.M, r, l, u)
+    if isinstance(problem, OneMaxSearch): return (onemax_max_candidates if measure == "max" else onemax_avg_candidates)(problem.M, r, l, u)
     if problem.base != 2 or u >= 2 * l: return None
-    return contract_max_candidates(l, u) if measure == "max" else contract_avg_candidates(l, u)
+    return (contract_max_candidates if measure == "max" else contract_avg_candidates)(r, l, u)
 
-def _pick(problem, r, u, objective, candidates):
-    "Best of the closed-form candidates, with ties."
-    c = np.unique(candidates)
-    v = objective(c)
-    best = v.min()
-    tied = [float(t) for t in c[v <= best + 1e-12 * max(1.0, abs(best))]]
-    if isinstance(problem, ContractScheduling): return tied[0], float(best), [(t, t) for t in tied]
+def _pick(problem, r, u, pairs, flat=False):
+    "(theta, smallest value, ties) of (threshold, value) pairs in rising order; flat: every robust threshold is as good."
+    best = min(v for _, v in pairs)
+    tied = [float(t) for t, v in pairs if v <= best + 1e-12 * max(1.0, abs(best))]
     lo, hi = problem.interval(r)
-    flat = float(np.nextafter(u, np.inf)) if u < hi else np.inf       # beyond u nothing changes any more
-    if isinstance(problem, SkiRental):
-        ties = [(max(lo, flat), hi) if t > u else (t, t) for t in tied]
-        return (tied[0] if tied[0] <= u else hi), float(best), ties
-    if objective(np.array([lo]))[0] <= best and objective(np.array([hi]))[0] <= best: return lo, float(best), [(lo, hi)]
-    return tied[0], float(best), [(t, t) for t in tied]
+    if flat: return lo, best, [(lo, hi)]
+    if not isinstance(problem, SkiRental): return tied[0], best, [(t, t) for t in tied]
+    start = max(lo, float(np.nextafter(u, np.inf)))                    # beyond u one never buys and nothing changes any more
+    return (tied[0] if tied[0] <= u else hi), best, [(start, hi) if t > u else (t, t) for t in tied]
 
 def _distance_result(problem, r, prediction, measure, weight, method):
     l, u = _range(problem, (prediction.l, prediction.u), finite=measure == "avg")
@@ -141,7 +135,8 @@ def _distance_result(problem, r, prediction, measure, weight, method):
     kernel = _sup if measure == "max" else _mean
     objective = lambda t: kernel(problem, t, r, l, window, weight)
     candidates = _closed_distance(problem, r, l, u, measure, weight)
-    if method != "numeric" and candidates is not None: return _pick(problem, r, u, objective, candidates), "closed"
+    if method != "numeric" and candidates is not None:
+        return _pick(problem, r, u, candidates, flat=isinstance(problem, OneMaxSearch) and u < problem.interval(r)[0]), "closed"
     _need(method != "closed", "method", method, f"'auto' or 'numeric' ({problem.label}, measure '{measure}', this range and weight have no closed form)")
     return _search_distance(problem, r, l, window, objective, weight), "numeric"
 
@@ -180,7 +175,7 @@ def _point_result(problem, r, y, start, method):
     if isinstance(problem, SkiRental) and theta > y: theta = hi
     return (float(theta), float(best), [(float(s), float(e)) for s, e in ties]), label
 
-# %% ../../nbs/decision_metrics/solvers.ipynb #1a35cd73
+# %% ../../nbs/decision_metrics/solvers.ipynb #3fff93aa
 def _cvar_candidates(problem, r, dist, alpha):
     "Thresholds that contain an optimum of CVaR for samples; ski also for continuous laws."
     lo, hi = problem.interval(r)
@@ -216,16 +211,21 @@ def _cvar_result(problem, r, dist, alpha, method):
     closed = dist.kind == "uniform" and not (isinstance(problem, ContractScheduling) and (problem.base != 2 or u >= 2 * l))
     _need(method != "closed" or closed, "method", method, "'auto' or 'numeric' (only uniform laws have a closed form; contracts: base 2 and u < 2 l)")
     if closed and method != "numeric":
-        if isinstance(problem, SkiRental): c = ski_cvar_candidates(problem.b, r, l, u, alpha)
-        elif isinstance(problem, OneMaxSearch): c = onemax_cvar_candidates(problem.M, r, l, u, alpha)
-        else: c = contract_cvar_candidates(l, u, alpha)
-        found, label = _pick(problem, r, u, objective, c), "closed"
+        if isinstance(problem, SkiRental): pairs = ski_cvar_candidates(problem.b, r, l, u, alpha)
+        elif isinstance(problem, OneMaxSearch): pairs = onemax_cvar_candidates(problem.M, r, l, u, alpha)
+        else: pairs = contract_cvar_candidates(l, u, alpha)
+        found, label = _pick_risk(problem, r, u, [(t, sign * v) for t, v in pairs]), "closed"
     elif dist.kind == "samples" or isinstance(problem, SkiRental):
-        found, label = _pick(problem, r, u, objective, _cvar_candidates(problem, r, dist, alpha)), "numeric"
+        thetas = np.unique(_cvar_candidates(problem, r, dist, alpha))
+        found, label = _pick_risk(problem, r, u, list(zip(thetas.tolist(), objective(thetas).tolist()))), "numeric"
     else:
         found, label = _search_cvar(problem, r, dist, objective), "numeric"
     theta, value, ties = found
     return (theta, sign * value, ties), label
+
+def _pick_risk(problem, r, u, pairs):
+    "`_pick`; in one-max a best CVaR of 1 means that no robust threshold is reached in the tail, so all are as good."
+    return _pick(problem, r, u, pairs, flat=isinstance(problem, OneMaxSearch) and min(v for _, v in pairs) >= -1 - 1e-12)
 
 def _search_cvar(problem, r, dist, objective):
     "One-max and contracts under a continuous law."

@@ -6,60 +6,96 @@
 __all__ = ['ski_avg_candidates', 'onemax_max_candidates', 'onemax_avg_candidates', 'contract_max_candidates',
            'contract_avg_candidates', 'ski_cvar_candidates', 'onemax_cvar_candidates', 'contract_cvar_candidates']
 
-# %% ../../nbs/decision_metrics/theory.ipynb #8eb7e926
+# %% ../../nbs/decision_metrics/theory.ipynb #268e62d7
+from math import exp, log, sqrt
+
 import numpy as np
 from scipy.special import lambertw
 
-# %% ../../nbs/decision_metrics/theory.ipynb #2874bb46
+# %% ../../nbs/decision_metrics/theory.ipynb #8682fe90
+def _ski_avg(b, r, u, T):
+    "d_avg on [0, u], w = 1, for T <= b or T = b (r - 1)."
+    m, k = min(b * r / (r - 1), b * (r - 1)), r / (r - 1)
+    if T <= b: return ((T + b) * log(b / T) - (b - T) + (1 + T / b) * (m - b) - (m * m - b * b) / (2 * b) + (1 + T / b - k) * (u - m)) / u
+    t = min(T, u)
+    return ((t * t - m * m) / (2 * b) - k * (t - m) + (1 + T / b - k) * (u - t)) / u
+
 def ski_avg_candidates(b,    # price of buying
                        r,    # robustness
-                       u,    # right end of R = [0, u]
-                      ) -> list[float]:
-    "Buying times that contain a minimiser of d_avg on [0, u] with w = 1."
-    lo, hi = b / (r - 1), b * (r - 1)
-    kappa = (u - b) / b
-    T = b / float(-lambertw(-np.exp(-kappa), -1).real) if kappa > 1 else b
-    return [float(np.clip(T, lo, b)), hi]
+                       u,    # right end of R = [0, u], at least m
+                      ) -> list[tuple[float, float]]:
+    "(buying time, d_avg) pairs that contain a minimiser on [0, u] with w = 1."
+    lo, hi, kappa = b / (r - 1), b * (r - 1), (u - b) / b
+    T = b / -lambertw(-exp(-kappa), -1).real if 1 < kappa < 700 else b if kappa <= 1 else lo
+    return [(t, _ski_avg(b, r, u, t)) for t in sorted({float(min(max(T, lo), b)), hi})]
 
-# %% ../../nbs/decision_metrics/theory.ipynb #5717b7ba
+# %% ../../nbs/decision_metrics/theory.ipynb #0d919f14
+def _onemax_max(M, r, l, u, T):
+    "d_max on [l, u], w = 1."
+    lo = max(1.0, M / r)
+    left = min(T, u) - 1 if T > max(l, lo) and u >= lo else 0.0
+    right = u / T - max(1.0, u / r) if T <= u else 0.0
+    return max(left, right)
+
 def onemax_max_candidates(M,      # price ceiling
                           r,      # robustness
                           l, u,   # R = [l, u]
-                         ) -> list[float]:
-    "Reserve prices that contain a minimiser of d_max with w = 1."
+                         ) -> list[tuple[float, float]]:
+    "(reserve price, d_max) pairs that contain a minimiser with w = 1."
+    lo, hi, k = max(1.0, M / r), min(r, M), 1 - max(1.0, u / r)
+    T = (k + sqrt(k * k + 4 * u)) / 2
+    return [(t, _onemax_max(M, r, l, u, t)) for t in sorted({float(min(max(v, lo), hi)) for v in (T, l)})]
+
+# %% ../../nbs/decision_metrics/theory.ipynb #3c02bd99
+def _onemax_avg(M, r, l, u, T):
+    "d_avg on [l, u], w = 1."
+    lo = max(1.0, M / r)
+    s, t = max(l, lo), min(T, u)
+    missed = (t * t - s * s) / 2 - (t - s) if t > s else 0.0
+    s = max(T, l)
+    ideal = max(min(u, r) - s, 0.0) + max(u * u - max(s, r) ** 2, 0.0) / (2 * r)
+    return (missed + ((u * u - s * s) / (2 * T) - ideal if u > s else 0.0)) / (u - l)
+
+def onemax_avg_candidates(M, r, l, u) -> list[tuple[float, float]]:
+    "(reserve price, d_avg) of the minimiser with w = 1; arguments as above."
     lo, hi = max(1.0, M / r), min(r, M)
-    k = 1 - max(1.0, u / r)
-    T = (k + np.sqrt(k * k + 4 * u)) / 2
-    return [float(np.clip(T, lo, hi)), float(np.clip(l, lo, hi))]
+    T = (u * u / 2) ** (1 / 3) + 1                                        # right of the root of a convex function: Newton falls towards it
+    while True:
+        step = (2 * T**3 - T * T - u * u) / (6 * T * T - 2 * T)
+        T -= step
+        if step <= 1e-15 * T: break
+    T = float(min(max(T, l, lo), hi))
+    return [(T, _onemax_avg(M, r, l, u, T))]
 
-# %% ../../nbs/decision_metrics/theory.ipynb #f78c5cb5
-def onemax_avg_candidates(M, r, l, u) -> list[float]:
-    "Reserve prices that contain a minimiser of d_avg with w = 1; arguments as above."
+# %% ../../nbs/decision_metrics/theory.ipynb #99e53e0b
+def contract_max_candidates(r, l, u) -> list[tuple[float, float]]:
+    "(phase, d_max) of the minimiser on [l, u], base 2, w = 1, u < 2 l."
+    return [(float(l), 2 * u / l - _contract_ideal(r))]
+
+def contract_avg_candidates(r, l, u) -> list[tuple[float, float]]:
+    "(phase, d_avg) of the minimiser on [l, u], base 2, w = 1, u < 2 l."
+    c = sqrt(max(u * u - 2 * l * l, l * l))
+    return [(c, (c + (u * u - 2 * l * l) / c) / (u - l) - _contract_ideal(r))]
+
+def _contract_ideal(r): return (r - sqrt(max(r * r - 4 * r, 0.0))) / 2
+
+# %% ../../nbs/decision_metrics/theory.ipynb #8fe5218c
+def _ski_cvar(b, l, u, alpha, T):
+    q = l + alpha * (u - l)
+    if T <= q: return T + b
+    return (u + q) / 2 if T > u else ((T * T - q * q) / 2 + (T + b) * (u - T)) / (u - q)
+
+def ski_cvar_candidates(b, r, l, u, alpha) -> list[tuple[float, float]]:
+    "(buying time, CVaR of the cost) pairs that contain a minimiser, uniform law on [l, u]."
+    return [(t, _ski_cvar(b, l, u, alpha, t)) for t in sorted({b / (r - 1), b * (r - 1)})]
+
+def onemax_cvar_candidates(M, r, l, u, alpha) -> list[tuple[float, float]]:
+    "(reserve price, CVaR of the profit) of the maximiser, uniform law on [l, u]."
     lo, hi = max(1.0, M / r), min(r, M)
-    roots = np.roots([2, -1, 0, -u * u])
-    T = float(roots[np.abs(roots.imag).argmin()].real)
-    for _ in range(3): T -= (2 * T**3 - T * T - u * u) / (6 * T * T - 2 * T)      # polish to full precision
-    return [float(np.clip(T, min(max(l, lo), hi), hi)), float(np.clip(l, lo, hi))]
+    T = float(min(max(((1 - alpha) * (u - l) + l + 1) / 2, l, lo), hi))
+    return [(T, T - (T - 1) * min(1.0, max(T - l, 0.0) / ((u - l) * (1 - alpha))))]
 
-# %% ../../nbs/decision_metrics/theory.ipynb #2fa4d6d9
-def contract_max_candidates(l, u) -> list[float]:
-    "Phase that minimises d_max on [l, u], base 2, w = 1, u < 2 l."
-    return [float(l)]
-
-def contract_avg_candidates(l, u) -> list[float]:
-    "Phase that minimises d_avg on [l, u], base 2, w = 1, u < 2 l."
-    return [float(np.sqrt(max(u * u - 2 * l * l, l * l)))]
-
-# %% ../../nbs/decision_metrics/theory.ipynb #7be1ff1f
-def ski_cvar_candidates(b, r, l, u, alpha) -> list[float]:
-    "Buying times that contain a minimiser of CVaR, uniform law on [l, u]."
-    return [b / (r - 1), b * (r - 1)]
-
-def onemax_cvar_candidates(M, r, l, u, alpha) -> list[float]:
-    "Reserve prices that contain a maximiser of CVaR, uniform law on [l, u]."
-    lo, hi = max(1.0, M / r), min(r, M)
-    return [float(np.clip(((1 - alpha) * (u - l) + l + 1) / 2, min(max(l, lo), hi), hi))]
-
-def contract_cvar_candidates(l, u, alpha) -> list[float]:
-    "Phase that maximises CVaR, base 2, uniform law on [l, u], u < 2 l."
-    return [float(np.clip((u - l) * (1 - alpha) + l / 2, l, u))]
+def contract_cvar_candidates(l, u, alpha) -> list[tuple[float, float]]:
+    "(phase, CVaR of the length) of the maximiser, base 2, uniform law on [l, u], u < 2 l."
+    c = float(min(max((u - l) * (1 - alpha) + l / 2, l), u))
+    return [(c, c / 2 - c / 4 * min(1.0, (c - l) / ((u - l) * (1 - alpha))))]
