@@ -664,7 +664,7 @@ def _encode_coded(b, shape, pairs, segments, gaps, symbols, threads, layout, fal
     else: positions[:-1] |= marks.astype(np.uint64) << _OFFSET_SHIFT
     return t
 
-# %% ../../nbs/ecf8/codec.ipynb #366e6ae8
+# %% ../../nbs/ecf8/codec.ipynb #4470b963
 def _unpack_gaps(t: ECF8Tensor) -> np.ndarray:
     "One gap per thread chunk: uint8 [blocks * threads_per_block]."
     return np.stack([t.gaps >> 4, t.gaps & 15], -1).reshape(-1)[: t.n_blocks * t.threads_per_block]
@@ -703,9 +703,7 @@ def _decode_numpy(t: ECF8Tensor, out: np.ndarray):
     _require((final[used[:-1]] == (base + start)[used[1:]]).all(), _MISMATCH)
 
     count = count.reshape(t.n_blocks, -1)
-    first = t.block_index.astype(np.int64)
-    first[:-1] //= per_symbol
-    first[-1] = total
+    first = -(-t.block_index.astype(np.int64) // per_symbol)
     _require((first[:-2] + count.sum(1)[:-1] == first[1:-1]).all() and first[-2] + count[-1].sum() >= total, _MISMATCH)
     place = (first[:-1, None] + np.cumsum(count, 1) - count).reshape(-1)
     decoded, last_bit = np.zeros(total, np.uint8), 0
@@ -901,18 +899,18 @@ def _check_out(t: ECF8Tensor, out) -> torch.Tensor | None:
     if not out.is_contiguous() or out.numel() != t.numel: raise ValueError(f"out must be contiguous with {t.numel} elements, got shape {tuple(out.shape)}")
     return out
 
-# %% ../../nbs/ecf8/codec.ipynb #349c0c0b
+# %% ../../nbs/ecf8/codec.ipynb #d20ed638
 @njit(cache=True, nogil=True)
 def _find_gaps(lut, narrow, wide, shift, stream, starts, index, chunk, threads, pair, g):
-    "Fill `g` [blocks * threads]. False if a block does not end where the next one starts."
-    n_bytes = starts[-1] // 8
+    "Fill `g` [blocks * threads]. The final bit, or -1 if a block does not end where the next one starts."
+    n_bytes, bit = starts[-1] // 8, -1
     step = 2 if pair else 1
     for k in range(len(starts) - 1):
         bit, i, t = starts[k], index[k], k * threads
         g[t] = bit - t * chunk
         border = (t + 1) * chunk
         while i < index[k + 1]:
-            if bit >= starts[k + 1]: return False
+            if bit >= starts[k + 1]: return -1
             window = np.uint64(0)
             if (bit >> 3) + 8 <= n_bytes: window = _window(stream, bit)
             else:
@@ -926,8 +924,8 @@ def _find_gaps(lut, narrow, wide, shift, stream, starts, index, chunk, threads, 
                 t += 1
                 if t < (k + 1) * threads: g[t] = bit - border
                 border += chunk
-        if bit > starts[k + 1] or (k + 2 < len(starts) and bit != starts[k + 1]): return False
-    return True
+        if k + 2 < len(starts) and bit != starts[k + 1]: return -1
+    return bit
 
 def add_gaps(
     t: ECF8Tensor, # with or without gaps
@@ -938,7 +936,8 @@ def add_gaps(
     narrow, window, pair = max(int(t.lengths.max()), 1), _DECODERS[t.symbols][0], t.symbols == "pair"
     lut, (starts, index) = build_lut(t.lengths, narrow), _bounds(t)
     g = np.zeros(t.n_blocks * t.threads_per_block, np.uint8)
-    fits = _find_gaps(lut, np.uint64(64 - narrow), _widen(lut, narrow, window, pair), np.uint64(64 - window), _address(t.bitstream), starts, index,
-                      8 * t.bytes_per_thread, t.threads_per_block, pair, g)
-    _require(fits, _MISMATCH)
+    final = _find_gaps(lut, np.uint64(64 - narrow), _widen(lut, narrow, window, pair), np.uint64(64 - window), _address(t.bitstream), starts, index,
+                       8 * t.bytes_per_thread, t.threads_per_block, pair, g)
+    _require(final >= 0, _MISMATCH)
+    _check_end(t, final)
     return replace(t, positions=t.block_index, gaps=_pack_gaps(g))
