@@ -6,14 +6,14 @@
 __all__ = ['SCHEMA', 'from_metrics', 'validate', 'write_ledger', 'read_ledger', 'from_runs', 'number', 'measured', 'badge',
            'VerdictTable', 'NoLedger', 'verdict_table', 'counts', 'surprises', 'runtime', 'Scoreboard', 'scoreboard']
 
-# %% ../../nbs/lab/ledger.ipynb #a85a126c
+# %% ../../nbs/lab/ledger.ipynb #0dfe4717
 import html, json, math
 from collections import Counter
 from datetime import datetime, timezone
 from pathlib import Path
 
 from .claims import INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, VERDICTS, Criterion, combine, interval, judge
-from .papers import THEMES, Paper, list_papers, rooms
+from .papers import THEMES, Paper, list_papers, methods, rooms
 from .paths import resource, root, write_atomic
 from .runs import finished_runs, read_metrics
 
@@ -195,7 +195,7 @@ def verdict_table(
     ledger = read_ledger(paper, folder)
     return VerdictTable(ledger) if ledger else NoLedger(paper)
 
-# %% ../../nbs/lab/ledger.ipynb #08847995
+# %% ../../nbs/lab/ledger.ipynb #10eaf3e3
 def counts(ledger: dict | None) -> Counter:
     "Number of claims by verdict."
     return Counter(c["verdict"] for c in ledger["claims"]) if ledger else Counter()
@@ -217,11 +217,10 @@ class Scoreboard:
     def _row(self, paper: Paper) -> list[str]:
         names, ledger = {r.stem for r in rooms(paper.name)}, self.ledgers.get(paper.name)
         done = lambda yes: "yes" if yes else "–"
-        methods = names - {"index", "theory", "reproduction", "benchmarks"}
         n = counts(ledger)
         tested = sum(n.values()) - n[NOT_TESTED]
         figures = [f"{n[SUPPORTED]} / {tested}", *(str(n[v]) for v in (REFUTED, INCONCLUSIVE, NOT_TESTED)), runtime(ledger["seconds"])] if ledger else ["–"] * 5
-        return [done("theory" in names), done(methods and "reproduction" in names), *figures]
+        return [done("theory" in names), done(methods(paper.name) and "reproduction" in names), *figures]
 
     def _repr_html_(self) -> str:
         body = []
