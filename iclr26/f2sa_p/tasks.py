@@ -21,10 +21,10 @@ from .theory import _count, _positive
 __all__ = ['BilevelTask', 'learn_to_regularize', 'hyper_cleaning', 'make_sparse_topics', 'Split', 'digits_with_noise_features',
            'digits_with_flipped_labels', 'noisy_logistic', 'noisy_scalar', 'newsgroups']
 
-# %% ../../nbs/f2sa_p/tasks.ipynb #8e2dc821
+# %% ../../nbs/f2sa_p/tasks.ipynb #0297b152
 class _Dense:
     "Logits of the rows of a dense matrix under a stack of weight matrices."
-    def __init__(self, X: Tensor): self.X, self.shape = X, tuple(X.shape)
+    def __init__(self, X: Tensor): self.X, self.shape, self.device = X, tuple(X.shape), X.device
 
     def logits(self, rows, W):
         "[n, C, B] for W [n, d, C] and rows [n, B] (or None: all rows)."
@@ -35,7 +35,7 @@ class _Sparse:
     "The same for a CSR matrix, never made dense."
     def __init__(self, X, dtype):
         X = X.tocsr(copy=True); X.sum_duplicates()
-        self.shape = X.shape
+        self.shape, self.device = X.shape, torch.device("cpu")
         self.start, self.column = torch.from_numpy(X.indptr.astype(np.int64)), torch.from_numpy(X.indices.astype(np.int64))
         self.value = torch.from_numpy(X.data).to(dtype)
 
@@ -48,7 +48,7 @@ class _Sparse:
         weight = W.reshape(n * d, C)[self.column[entry] + torch.div(out, len(rows) // n, rounding_mode="floor") * d]
         return W.new_zeros(len(rows), C).index_add(0, out, self.value[entry].unsqueeze(1) * weight).view(n, -1, C).transpose(1, 2)
 
-# %% ../../nbs/f2sa_p/tasks.ipynb #493ec8a0
+# %% ../../nbs/f2sa_p/tasks.ipynb #c8b3d6d0
 def _design(name: str, X, dtype):
     if hasattr(X, "tocsr"):
         if not np.isfinite(X.data).all(): raise ValueError(f"{name} must be finite, got NaN or infinity")
@@ -59,8 +59,8 @@ def _design(name: str, X, dtype):
     if not bool(torch.isfinite(X).all()): raise ValueError(f"{name} must be finite, got NaN or infinity")
     return _Dense(X.clone())
 
-def _labels(name: str, y, rows: int):
-    y = torch.as_tensor(np.asarray(y) if not isinstance(y, Tensor) else y).detach()
+def _labels(name: str, y, rows: int, device):
+    y = torch.as_tensor(np.asarray(y) if not isinstance(y, Tensor) else y).detach().to(device)
     if y.ndim != 1 or len(y) != rows: raise ValueError(f"{name} must hold one label for each of the {rows} rows, got shape {tuple(y.shape)}")
     if y.is_floating_point() and not bool((y == y.round()).all()): raise ValueError(f"{name} must hold integer labels")
     return y.long()
@@ -69,17 +69,18 @@ def _split(X_train, y_train, X_val, y_val, num_classes, dtype, names):
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point): raise TypeError(f"dtype must be a floating-point torch dtype, got {dtype!r}")
     A, B = _design("X_train", X_train, dtype), _design("X_val", X_val, dtype)
     if A.shape[1] != B.shape[1]: raise ValueError(f"X_val must have the {A.shape[1]} features of X_train, got {B.shape[1]}")
-    a, b = _labels(names[0], y_train, A.shape[0]), _labels(names[1], y_val, B.shape[0])
+    if A.device != B.device: raise ValueError(f"X_val must be on {A.device} like X_train, got {B.device}")
+    a, b = _labels(names[0], y_train, A.shape[0], A.device), _labels(names[1], y_val, B.shape[0], A.device)
     C = 1 + int(max(a.max(), b.max())) if num_classes is None else _count("num_classes", num_classes, 2)
     for name, y in zip(names, (a, b)):
         if int(y.min()) < 0 or int(y.max()) >= C: raise ValueError(f"{name} must lie in [0, {C}), got labels from {int(y.min())} to {int(y.max())}")
     return A, a, B, b, C
 
-def _rows(n: int, batch_size):
+def _rows(design, batch_size):
     "Sampler of row indices with replacement, or None for all rows."
     if batch_size is None: return None
-    size = _count("batch_size", batch_size)
-    return lambda g: torch.randint(n, (size,), generator=g, device=g.device)
+    n, size = design.shape[0], _count("batch_size", batch_size)
+    return lambda g: torch.randint(n, (size,), generator=g, device=g.device).to(design.device)
 
 def _cross_entropy(design, labels, rows, W):
     "Cross-entropy of every row: [B] for W [d, C] and rows [B]; [n, B] for stacked W [n, d, C] and rows [n, B] (None: all rows)."
@@ -95,9 +96,9 @@ class BilevelTask:
     x0: Variable  # upper start
     y0: Variable  # lower start
 
-# %% ../../nbs/f2sa_p/tasks.ipynb #c4da5c79
+# %% ../../nbs/f2sa_p/tasks.ipynb #dc21ef7a
 def learn_to_regularize(
-    X_train, y_train,  # features [n, d] (array, tensor or scipy CSR) and integer labels [n] that the lower level fits
+    X_train, y_train,  # features [n, d] (array, tensor on any device, or scipy CSR) and integer labels [n] that the lower level fits
     X_val, y_val,  # the same for the upper level
     *, num_classes: int | None = None,  # C; None: 1 + largest label
     reg_weight: float = 1.0,  # lambda of (1)
@@ -115,11 +116,11 @@ def learn_to_regularize(
 
     def upper(x, W, rows): return _cross_entropy(B, b, rows, W).mean(-1)
 
-    problem = BilevelProblem(upper, lower, upper_batches=_rows(B.shape[0], batch_size), lower_batches=_rows(A.shape[0], batch_size), batched=batched, upper_depends_on_x=False)
-    d = A.shape[1]
-    return BilevelTask(problem, torch.zeros(d, dtype=dtype), torch.zeros(d, C, dtype=dtype))
+    problem = BilevelProblem(upper, lower, upper_batches=_rows(B, batch_size), lower_batches=_rows(A, batch_size), batched=batched, upper_depends_on_x=False)
+    zeros = lambda *shape: torch.zeros(*shape, dtype=dtype, device=A.device)
+    return BilevelTask(problem, zeros(A.shape[1]), zeros(A.shape[1], C))
 
-# %% ../../nbs/f2sa_p/tasks.ipynb #a5f6b65c
+# %% ../../nbs/f2sa_p/tasks.ipynb #27190a59
 def hyper_cleaning(
     X_train, y_noisy,  # features [n, d] and labels [n], some of them wrong
     X_val, y_val,  # clean validation data
@@ -139,8 +140,9 @@ def hyper_cleaning(
 
     def upper(x, W, rows): return _cross_entropy(B, b, rows, W).mean(-1)
 
-    problem = BilevelProblem(upper, lower, upper_batches=_rows(B.shape[0], batch_size), lower_batches=_rows(A.shape[0], batch_size), batched=batched, upper_depends_on_x=False)
-    return BilevelTask(problem, torch.zeros(A.shape[0], dtype=dtype), torch.zeros(A.shape[1], C, dtype=dtype))
+    problem = BilevelProblem(upper, lower, upper_batches=_rows(B, batch_size), lower_batches=_rows(A, batch_size), batched=batched, upper_depends_on_x=False)
+    zeros = lambda *shape: torch.zeros(*shape, dtype=dtype, device=A.device)
+    return BilevelTask(problem, zeros(A.shape[0]), zeros(A.shape[1], C))
 
 # %% ../../nbs/f2sa_p/tasks.ipynb #e8be7b24
 def make_sparse_topics(
