@@ -7,7 +7,7 @@ __all__ = ['ByteLike', 'ECF8FormatError', 'ECF8IntegrityError', 'split_fp8', 'me
            'exponent_entropy', 'byte_entropy', 'code_lengths', 'canonical_codes', 'build_lut', 'cascaded_luts',
            'ECF8Tensor', 'encode', 'decode', 'add_gaps']
 
-# %% ../../nbs/ecf8/codec.ipynb #7abcbb7b
+# %% ../../nbs/ecf8/codec.ipynb #a3fd4374
 import functools, math, struct, sys, zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 # %% ../../nbs/ecf8/codec.ipynb #51259810
@@ -90,6 +92,71 @@ def _put(typing, address, value):
     return types.void(types.int64, types.uint64), generate
 
 def _address(a: np.ndarray) -> int: return a.__array_interface__["data"][0]
+
+# %% ../../nbs/ecf8/codec.ipynb #1462c75f
+def _times(a: int, b: int) -> int:
+    "Product of two polynomials modulo the CRC-32 polynomial, coefficients in reversed bit order."
+    product = 0
+    while a:
+        if a & 0x80000000: product ^= b
+        a, b = (a << 1) & 0xFFFFFFFF, (b >> 1) ^ (0xEDB88320 if b & 1 else 0)
+    return product
+
+def _join_crc(left: int, right: int, n: int) -> int:
+    "CRC-32 of two byte strings in a row from their own, `n` being the length of the right one."
+    square = 0x00800000  # x^8
+    while n:
+        if n & 1: left = _times(left, square)
+        square, n = _times(square, square), n >> 1
+    return left ^ right
+
+def _fold_constants(bits: int) -> list[int]:
+    "x^(bits+32) and x^(bits-32) modulo P, as a folding step over `bits` multiplies by them."
+    def power(n): return functools.reduce(lambda v, _: (v >> 1) ^ (0xEDB88320 if v & 1 else 0), range(n), 0x80000000)
+    return [power(bits + 32) << 1, power(bits - 32) << 1]
+
+@intrinsic
+def _fold(typing, address, blocks, register, rest):
+    "Fold `blocks` >= 1 blocks of 64 bytes, the CRC register XORed into the first, to 16 bytes at `rest`."
+    def generate(context, builder, signature, args):
+        start, count, register, rest = args
+        pair = ir.VectorType(_word, 2)
+        multiply = cgutils.get_or_insert_function(builder.module, ir.FunctionType(pair, [pair, pair, _byte]), "llvm.x86.pclmulqdq")
+        far, near = (ir.Constant(pair, _fold_constants(bits)) for bits in (512, 128))
+        def fold(x, by, onto):
+            low, high = (builder.call(multiply, [x, by, ir.Constant(_byte, half)]) for half in (0x00, 0x11))
+            return builder.xor(builder.xor(low, high), onto)
+        def lane(base, i): return _unaligned(builder, builder.add(base, ir.Constant(_word, 16 * i)), pair)
+        first = builder.insert_element(ir.Constant(pair, [0, 0]), register, ir.Constant(_short, 0))
+        x = [cgutils.alloca_once_value(builder, builder.xor(lane(start, 0), first) if i == 0 else lane(start, i)) for i in range(4)]
+        one = ir.Constant(_word, 1)
+        with cgutils.for_range_slice(builder, one, count, one, inc=True) as (block, _):
+            here = builder.add(start, builder.mul(block, ir.Constant(_word, 64)))
+            for i in range(4): builder.store(fold(builder.load(x[i]), far, lane(here, i)), x[i])
+        joined = functools.reduce(lambda total, slot: fold(total, near, builder.load(slot)), x[1:], builder.load(x[0]))
+        _unaligned(builder, rest, pair, joined)
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64, types.uint64, types.int64), generate
+
+@njit(cache=True, nogil=True)
+def _fold_blocks(address, blocks, register, rest): _fold(address, blocks, register, rest)
+
+@functools.cache
+def _can_fold() -> bool:
+    "Does the processor that numba compiles for multiply without carries?"
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return _LITTLE and triple.startswith("x86_64") and "+pclmul" in features.split(",")
+
+def _crc32(
+    b: np.ndarray, # contiguous uint8 [n]
+    crc: int = 0, # of what came before
+) -> int:
+    "The same as `zlib.crc32`."
+    blocks = b.size // 64
+    if blocks < 8 or not _can_fold(): return zlib.crc32(b, crc)
+    rest = np.empty(16, np.uint8)
+    _fold_blocks(_address(b), blocks, np.uint64(crc ^ 0xFFFFFFFF), _address(rest))
+    return zlib.crc32(b[64 * blocks :], zlib.crc32(rest, 0xFFFFFFFF))
 
 # %% ../../nbs/ecf8/codec.ipynb #ba23639e
 @intrinsic
@@ -566,23 +633,7 @@ def _write_table(lengths: np.ndarray) -> np.ndarray:
         code, n = (np.where(both, v, np.uint64(0)).reshape(-1) for v in ((code[:, None] << n[None, :]) | code[None, :], n[:, None] + n[None, :]))
     return np.where(n > 0, (code << ((np.uint64(64) - n) & np.uint64(63))) | n, np.uint64(0))
 
-# %% ../../nbs/ecf8/codec.ipynb #92f7258f
-def _times(a: int, b: int) -> int:
-    "Product of two polynomials modulo the CRC-32 polynomial, coefficients in reversed bit order."
-    product = 0
-    while a:
-        if a & 0x80000000: product ^= b
-        a, b = (a << 1) & 0xFFFFFFFF, (b >> 1) ^ (0xEDB88320 if b & 1 else 0)
-    return product
-
-def _join_crc(left: int, right: int, n: int) -> int:
-    "CRC-32 of two byte strings in a row from their own, `n` being the length of the right one."
-    square = 0x00800000  # x^8
-    while n:
-        if n & 1: left = _times(left, square)
-        square, n = _times(square, square), n >> 1
-    return left ^ right
-
+# %% ../../nbs/ecf8/codec.ipynb #8a0f0a18
 def _parallel(work, segments: list, threads: int) -> list:
     "Results of `work(*segment)` in order."
     if threads == 1 or len(segments) == 1: return [work(*s) for s in segments]
@@ -593,7 +644,7 @@ def _segments(n: int, threads: int, unit: int) -> list[tuple[int, int]]:
     size = max(-(-n // (threads * unit)), 1) * unit
     return [(i, min(i + size, n)) for i in range(0, n, size)]
 
-# %% ../../nbs/ecf8/codec.ipynb #cfdc1521
+# %% ../../nbs/ecf8/codec.ipynb #034974d7
 def encode(
     x: ByteLike, # E4M3 bytes, n elements
     *,
@@ -612,7 +663,7 @@ def encode(
     b, shape = _as_bytes(x)
     n, pair = b.size, symbols == "pair"
     segments = _segments(n, threads, 64)
-    scans = _parallel(lambda i, j: (_count_pairs(_address(b) + i, j - i), zlib.crc32(b[i:j])), segments, threads)
+    scans = _parallel(lambda i, j: (_count_pairs(_address(b) + i, j - i), _crc32(b[i:j])), segments, threads)
     crc = functools.reduce(lambda left, s: _join_crc(left, s[0], s[1]), [(c, j - i) for (_, c), (i, j) in zip(scans, segments)], 0)
     layout = dict(crc32=crc, max_len=max_len, bytes_per_thread=bytes_per_thread, threads_per_block=threads_per_block)
     if n and not raw:
@@ -835,7 +886,7 @@ def _block_decoder(
 
 _DECODERS = {"exponent": (11, _block_decoder(11, 5)), "pair": (12, _block_decoder(12, 4))}
 
-# %% ../../nbs/ecf8/codec.ipynb #ac661dfc
+# %% ../../nbs/ecf8/codec.ipynb #63abbcd8
 def _bounds(t: ECF8Tensor) -> tuple[np.ndarray, np.ndarray]:
     "Bit where each block's first code starts, closed by the stream's end, and its first element, closed by n: int64 [blocks+1] each."
     starts = np.append(np.arange(t.n_blocks) * t.block_bits + t.block_offset, 8 * len(t.bitstream))
@@ -848,14 +899,19 @@ def _decode_numba(t: ECF8Tensor, out: np.ndarray, threads: int) -> int:
     lut = build_lut(t.lengths, narrow)
     wide, (starts, index) = _widen(lut, narrow, window, pair), _bounds(t)
     def work(first, last):
-        final = blocks(lut, np.uint64(64 - narrow), wide, _address(t.bitstream), len(t.bitstream), pair, starts, index, first, last, _address(out), _address(t.sign_mantissa))
-        return final, zlib.crc32(out[index[first] : index[last]]), int(index[last] - index[first])
+        crc = 0
+        for k in range(first, last, 32):              # a piece that is still in the cache when the checksum reads it
+            stop = min(k + 32, last)
+            final = blocks(lut, np.uint64(64 - narrow), wide, _address(t.bitstream), len(t.bitstream), pair, starts, index, k, stop, _address(out), _address(t.sign_mantissa))
+            if final < 0: break
+            crc = _crc32(out[index[k] : index[stop]], crc)
+        return final, crc, int(index[last] - index[first])
     done = _parallel(work, _segments(t.n_blocks, threads, 4), threads)
     _require(all(final >= 0 for final, _, _ in done), _MISMATCH)
     _check_end(t, done[-1][0])
     return functools.reduce(lambda left, part: _join_crc(left, part[1], part[2]), done, 0)
 
-# %% ../../nbs/ecf8/codec.ipynb #b04e17d5
+# %% ../../nbs/ecf8/codec.ipynb #f4de4f55
 def decode(
     t: ECF8Tensor, # what `encode` returned
     out: torch.Tensor | np.ndarray | None = None, # contiguous float8 or uint8 of t.numel elements; None = new memory
@@ -885,7 +941,7 @@ def _decode_cpu(t: ECF8Tensor, out: np.ndarray, threads: int, backend: str) -> i
     if not t.raw and backend == "numba": return _decode_numba(t, out, threads)
     if t.raw: out[:] = t.bitstream
     else: _decode_numpy(t, out)
-    return zlib.crc32(out)
+    return _crc32(out)
 
 def _check_out(t: ECF8Tensor, out) -> torch.Tensor | None:
     "`out` as a tensor. ValueError if it cannot hold the result."

@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
+from iclr26.ecf8 import codec
 from iclr26.ecf8.codec import (ECF8FormatError, ECF8IntegrityError, ECF8Tensor, add_gaps, build_lut, byte_entropy, canonical_codes, cascaded_luts,
                                code_lengths, decode, encode, exponent_entropy, exponent_histogram, merge_fp8, split_fp8)
 
@@ -295,6 +296,25 @@ def test_pairs_go_below_one_bit_per_exponent():
     b = gauss(200_000, std=0.002)                          # nearly everything is subnormal
     single, pair = encode(b, gaps=False), encode(b, gaps=False, symbols="pair")
     assert len(single.bitstream) * 8 >= len(b) > len(pair.bitstream) * 8 and np.array_equal(raw_bytes(decode(pair)), b)
+
+# --- checksums --------------------------------------------------------------------------------------------------------------
+
+@compiles
+@given(st.binary(max_size=2000), st.integers(0, 7), st.integers(0, 2**32 - 1))
+def test_fast_checksum_is_that_of_zlib(content, offset, before):
+    b = np.frombuffer(content, np.uint8)[offset:]
+    assert codec._crc32(b, before) == zlib.crc32(content[offset:], before)
+
+@compiles
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_checksums_of_parts_join(left, right):
+    assert codec._join_crc(zlib.crc32(left), zlib.crc32(right), len(right)) == zlib.crc32(left + right)
+
+def test_a_processor_without_the_instruction_writes_the_same_blob(monkeypatch):
+    b = gauss(50_001)
+    blob = encode(b).to_bytes()
+    monkeypatch.setattr(codec, "_can_fold", lambda: False)
+    assert encode(b, threads=2).to_bytes() == blob and np.array_equal(raw_bytes(decode(ECF8Tensor.from_bytes(blob), threads=2)), b)
 
 # --- objects ----------------------------------------------------------------------------------------------------------------
 
