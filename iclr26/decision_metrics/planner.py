@@ -96,7 +96,7 @@ class Decision:
         if isinstance(self.problem, ContractScheduling): return np.linspace(.6 * min([y, *spread]), top, 1500)
         return np.linspace(0, max(top, 1.6 * self.problem.b), 1500)[1:]
 
-# %% ../../nbs/decision_metrics/planner.ipynb #2562ff4c
+# %% ../../nbs/decision_metrics/planner.ipynb #60cb7b6b
 def _knowledge(problem, scale, forecast, low, high, errors, law, domain):
     "(band, Distribution) in the problem's unit; at most one way of saying it."
     told = [name for name, v in (("low and high", low if high is None else high), ("errors", errors), ("law", law)) if v is not None]
@@ -121,7 +121,6 @@ class _Scaled:
     def sf(self, x): return self.base.sf(np.asarray(x) * self.scale)
     def pdf(self, x): return self.base.pdf(np.asarray(x) * self.scale) * self.scale
     def ppf(self, q): return self.base.ppf(q) / self.scale
-    def isf(self, q): return self.base.isf(q) / self.scale
     def mean(self): return self.base.mean() / self.scale
     def support(self): return tuple(v / self.scale for v in self.base.support())
 

@@ -129,6 +129,12 @@ def test_risk_of_samples_is_exact(xs, alpha):
         assert risk_value(p, t, Distribution(xs[::-1]), alpha) == pytest.approx(want, rel=1e-9)
 
 
+def test_atoms_on_a_completion_or_threshold_count_as_reached():
+    assert risk_value(CONTRACT, 10, Distribution([20.0, 40.0]), 0) == pytest.approx((10 + 20) / 2)
+    assert risk_value(ONEMAX, 20, Distribution([20.0, 40.0]), 0) == pytest.approx(20)
+    assert risk_value(SKI, 20, Distribution([20.0, 15.0]), 0) == pytest.approx((30 + 15) / 2)
+
+
 def test_uniform_closed_forms():
     l, u, a, T, b = 4.0, 36.0, .3, 20.0, 10.0
     q = l + a * (u - l)
