@@ -605,7 +605,7 @@ def assemble(
     write_atomic(source / "_quarto.yml", yaml.safe_dump(resolve(config, list(executed), checkout, api), sort_keys=False, allow_unicode=True))
     return source
 
-# %% ../../nbs/lab/site.ipynb #fa97ec5b
+# %% ../../nbs/lab/site.ipynb #084f70f4
 def _checkout(folder: Path | None) -> Path:
     found = folder or root()
     if found is None: raise FileNotFoundError("the site is built from a checkout of the repository; this is an installed package")
@@ -624,7 +624,7 @@ def _execute_all(pages: list[Path], checkout: Path, runs, profile: str, force: b
         try: done = reproduction(notebook.parent.name, runs, profile, force) if own else execute(notebook, checkout, force)
         except SiteError as error: return None, error.faults
         except (ValueError, OSError) as error: return None, [f"{notebook.relative_to(checkout)}: {error}"]
-        progress(f"executed {notebook.relative_to(checkout)}")
+        progress(f"ready: {notebook.relative_to(checkout)}")
         return done, []
     with ThreadPoolExecutor(2) as pool: results = list(pool.map(one, pages))
     if faults := [fault for _, found in results for fault in found]: raise SiteError(faults)
