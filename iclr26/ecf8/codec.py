@@ -93,16 +93,18 @@ def _put(typing, address, value):
 
 def _address(a: np.ndarray) -> int: return a.__array_interface__["data"][0]
 
-# %% ../../nbs/ecf8/codec.ipynb #1462c75f
-def _times(a: int, b: int) -> int:
-    "Product of two polynomials modulo the CRC-32 polynomial, coefficients in reversed bit order."
+# %% ../../nbs/ecf8/codec.ipynb #68b0abc4
+@njit(cache=True, nogil=True)
+def _times(a, b):
+    "Product of two polynomials modulo the CRC-32 polynomial, int64 with coefficients in reversed bit order."
     product = 0
     while a:
         if a & 0x80000000: product ^= b
         a, b = (a << 1) & 0xFFFFFFFF, (b >> 1) ^ (0xEDB88320 if b & 1 else 0)
     return product
 
-def _join_crc(left: int, right: int, n: int) -> int:
+@njit(cache=True, nogil=True)
+def _join_crc(left, right, n):
     "CRC-32 of two byte strings in a row from their own, `n` being the length of the right one."
     square = 0x00800000  # x^8
     while n:
@@ -633,11 +635,13 @@ def _write_table(lengths: np.ndarray) -> np.ndarray:
         code, n = (np.where(both, v, np.uint64(0)).reshape(-1) for v in ((code[:, None] << n[None, :]) | code[None, :], n[:, None] + n[None, :]))
     return np.where(n > 0, (code << ((np.uint64(64) - n) & np.uint64(63))) | n, np.uint64(0))
 
-# %% ../../nbs/ecf8/codec.ipynb #8a0f0a18
+# %% ../../nbs/ecf8/codec.ipynb #17a27b63
 def _parallel(work, segments: list, threads: int) -> list:
-    "Results of `work(*segment)` in order."
-    if threads == 1 or len(segments) == 1: return [work(*s) for s in segments]
-    with ThreadPoolExecutor(threads) as pool: return list(pool.map(lambda s: work(*s), segments))
+    "Results of `work(*segment)` in order; the caller works, too."
+    if threads == 1 or len(segments) <= 1: return [work(*s) for s in segments]
+    with ThreadPoolExecutor(threads - 1) as pool:
+        others = [pool.submit(work, *s) for s in segments[1:]]
+        return [work(*segments[0]), *(o.result() for o in others)]
 
 def _segments(n: int, threads: int, unit: int) -> list[tuple[int, int]]:
     "Cut 0..n into at most `threads` ranges whose inner borders are multiples of `unit`."

@@ -1,5 +1,5 @@
 "The codec against closed forms, brute force, hand-computed streams and random data."
-import copy, itertools, math, pickle, zlib
+import copy, itertools, math, pickle, tracemalloc, zlib
 
 import numpy as np
 import pytest
@@ -423,3 +423,21 @@ def test_an_all_ones_stream_of_a_lone_symbol_is_refused():
     t.bitstream = np.full_like(t.bitstream, 255)
     for backend in ("numba", "numpy"):
         with pytest.raises(ECF8FormatError): decode(t, backend=backend)
+
+# --- memory -----------------------------------------------------------------------------------------------------------------
+
+def test_no_hidden_copies():
+    b = gauss(4_000_000)
+    encode(b[:100_000]), decode(encode(b[:100_000]))                                  # compile first
+    def peak(run):
+        tracemalloc.start()
+        result = run()
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return used, result
+    used, t = peak(lambda: encode(b))
+    assert used < 1.2 * b.size                                                        # the result itself takes 0.83
+    out = np.empty_like(b)
+    assert peak(lambda: decode(t, out))[0] < 0.2 * b.size
+    blob = t.to_bytes()
+    assert peak(lambda: ECF8Tensor.from_bytes(blob))[0] < 0.2 * b.size
