@@ -195,7 +195,7 @@ def verdict_table(
     ledger = read_ledger(paper, folder)
     return VerdictTable(ledger) if ledger else NoLedger(paper)
 
-# %% ../../nbs/lab/ledger.ipynb #10eaf3e3
+# %% ../../nbs/lab/ledger.ipynb #c329bf49
 def counts(ledger: dict | None) -> Counter:
     "Number of claims by verdict."
     return Counter(c["verdict"] for c in ledger["claims"]) if ledger else Counter()
@@ -210,7 +210,7 @@ def runtime(seconds: float) -> str:
 
 class Scoreboard:
     "All papers: derived, implemented, claims by verdict, run time of the full profile."
-    header = ["paper", "derived", "implemented", "supported / tested", "refuted", "inconclusive", "not tested", "full run"]
+    header = ["paper", "derived", "implemented", "supported / tested", "other verdicts", "full run"]
 
     def __init__(self, papers: list[Paper], ledgers: dict): self.papers, self.ledgers = papers, ledgers
 
@@ -219,7 +219,8 @@ class Scoreboard:
         done = lambda yes: "yes" if yes else "–"
         n = counts(ledger)
         tested = sum(n.values()) - n[NOT_TESTED]
-        figures = [f"{n[SUPPORTED]} / {tested}", *(str(n[v]) for v in (REFUTED, INCONCLUSIVE, NOT_TESTED)), runtime(ledger["seconds"])] if ledger else ["–"] * 5
+        others = ", ".join(f"{n[v]} {v}" for v in (REFUTED, INCONCLUSIVE, NOT_TESTED) if n[v])
+        figures = [f"{n[SUPPORTED]} / {tested}", others or "–", runtime(ledger["seconds"])] if ledger else ["–"] * 3
         return [done("theory" in names), done(methods(paper.name) and "reproduction" in names), *figures]
 
     def _repr_html_(self) -> str:
