@@ -41,7 +41,7 @@ class Interval:
         return cls(y, (1 - delta) * y, (1 + delta) * y)
     def __repr__(self): return f"Interval(y={self.y:g}, l={self.l:g}, u={self.u:g})"
 
-# %% ../../nbs/decision_metrics/measures.ipynb #19e31de9
+# %% ../../nbs/decision_metrics/measures.ipynb #2e4062ca
 class Distribution:
     "The law of the input: a frozen continuous scipy distribution, or samples with optional weights."
     def __init__(self,
@@ -101,14 +101,14 @@ class Distribution:
 
     def _by_parts(self, alpha, t):
         q = float(self.law.ppf(alpha))
-        t = np.clip(t, q, self.support[1])
+        inside, t = t > q, np.clip(t, q, self.support[1])
         last = t.max()
         if last <= q: return np.zeros_like(t)
         quantiles = self.law.ppf(alpha + (float(self.law.cdf(last)) - alpha) * np.linspace(0, 1, 33))
         edges = np.unique(np.r_[q, np.clip(quantiles, q, last), t])
         x, w = _gauss(edges[:-1], edges[1:])
         area = np.r_[0.0, np.cumsum(np.sum(w * self.law.sf(x), -1))]
-        return q * (1 - alpha) - t * self.law.sf(t) + area[np.searchsorted(edges, t)]
+        return np.where(inside, q * (1 - alpha) - t * self.law.sf(t) + area[np.searchsorted(edges, t)], 0.0)
 
     def __repr__(self): return f"Distribution({self.kind} on [{self.support[0]:g}, {self.support[1]:g}])"
 
@@ -119,30 +119,30 @@ def _gauss(lo, hi):
     half = (hi - lo)[..., None] / 2
     return lo[..., None] + half * (1 + _NODES), half * _WEIGHTS
 
-# %% ../../nbs/decision_metrics/measures.ipynb #66319f5e
+# %% ../../nbs/decision_metrics/measures.ipynb #82d990fd
 class _Weight:
-    "A callable weight; `linear(x)` gives (p, q) with w = p + q x around x, or is None for smooth weights."
-    linear = None
+    "A callable weight; `line(lo, hi)` gives its limits at the ends of pieces on which it is linear, or is None for smooth weights."
+    line = None
     y = None
     def knots(self, l, u): return ()
     def check(self, l, u): pass
 
 class _Uniform(_Weight):
     def __call__(self, x): return np.ones_like(np.asarray(x, float))
-    def linear(self, x): return 1.0, 0.0
+    def line(self, lo, hi): return np.ones_like(lo), np.ones_like(lo)
 
 class _Linear(_Weight):
     def __init__(self, l, y, u): self.l, self.y, self.u = l, y, u
     def __call__(self, x):
         x = np.asarray(x, float)
-        p, q = self.linear(x)
-        return np.where(x == self.y, 1.0, np.clip(p + q * x, 0.0, 1.0))
+        return np.where((x < self.l) | (x > self.u), 0.0, np.where(x < self.y, self._up(x), self._down(x)))
+    def _up(self, x): return np.clip((x - self.l) / (self.y - self.l), 0, 1) if self.y > self.l else np.zeros_like(x)
+    def _down(self, x): return np.clip((self.u - x) / (self.u - self.y), 0, 1) if self.u > self.y else np.where(x == self.y, 1.0, 0.0)
     def knots(self, l, u): return self.l, self.y, self.u
-    def linear(self, x):
+    def line(self, lo, hi):
+        x = (lo + hi) / 2
         up, down = (self.l <= x) & (x < self.y), (self.y <= x) & (x < self.u)
-        a, b = 1 / max(self.y - self.l, 5e-324), 1 / max(self.u - self.y, 5e-324)
-        return (np.where(up, -self.l * a if self.y > self.l else 0.0, np.where(down, self.u * b if self.u > self.y else 0.0, 0.0)),
-                np.where(up, a if self.y > self.l else 0.0, np.where(down, -b if self.u > self.y else 0.0, 0.0)))
+        return tuple(np.where(up, self._up(v), np.where(down, self._down(v), 0.0)) for v in (lo, hi))
 
 class _Smooth(_Weight):
     "A weight known by its values: cells are bisected until Gauss-Legendre resolves it."
@@ -239,22 +239,22 @@ def _undecided(problem, low, high, x):
     if isinstance(problem, ContractScheduling): return problem._completion(high, x) < problem._completion(low, x)
     return (low <= x) & (x < high)
 
-# %% ../../nbs/decision_metrics/measures.ipynb #b97150e4
+# %% ../../nbs/decision_metrics/measures.ipynb #53ec90c6
 def _sup(problem, theta, r, l, u, weight, upto=None):
     "[n] weighted suprema of distance over [l, u], one-sided limits included."
     theta = np.atleast_1d(np.asarray(theta, float))
     lo, hi, a, c, e = _pieces(problem, theta, r, l, u, weight, upto)
-    if weight.linear is None: best = _sup_smooth(lo, hi, a, c, e, weight)
+    if weight.line is None: best = _sup_smooth(lo, hi, a, c, e, weight)
     else:
-        p, q = weight.linear((lo + hi) / 2)
-        def f(x):
-            with np.errstate(divide="ignore", invalid="ignore"): pole = np.where(a == 0, 0.0, a / x)
-            return (pole + c + e * x) * (p + q * x)
-        best = np.maximum(f(lo), f(hi))
-        if not isinstance(weight, _Uniform):                                 # with w = 1 every piece is monotone
-            with np.errstate(divide="ignore", invalid="ignore"):
-                x = np.where(e * q != 0, -(c * q + e * p) / (2 * e * q), np.sqrt(np.maximum(a * p / (c * q), 0)))
-            best = np.maximum(best, f(np.clip(np.where(np.isfinite(x), x, lo), lo, hi)))
+        w0, w1 = weight.line(lo, hi)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            def d(x): return np.where(a == 0, 0.0, a / x) + c + e * x
+            best = np.maximum(d(lo) * w0, d(hi) * w1)
+            if not isinstance(weight, _Uniform):                             # with w = 1 every piece is monotone
+                q = (w1 - w0) / (hi - lo)
+                x = np.where(e != 0, -(c / e + w0 / q - lo) / 2, np.sqrt(a / c * (w0 / q - lo)))
+                x = np.clip(np.where(np.isfinite(x), x, lo), lo, hi)
+                best = np.maximum(best, d(x) * (w0 + np.where(x > lo, q * (x - lo), 0.0)))
         best = np.where(hi > lo, best, -np.inf).max(1)
     if upto is not None: return np.maximum(best, 0.0)
     end = problem._ratio(theta, np.float64(u)) - (0 if r is None else problem._ideal(np.float64(u), r))
@@ -281,14 +281,17 @@ def _sup_smooth(lo, hi, a, c, e, weight, samples=9, rounds=9, keep=3):
 def _mean(problem, theta, r, l, u, weight, upto=None):
     "[n] weighted mean distances over [l, u]."
     lo, hi, a, c, e = _pieces(problem, theta, r, l, u, weight, upto)
-    if weight.linear is None:
+    if weight.line is None:
         x, w = _gauss(lo, hi)
         a, c, e = (np.broadcast_to(v, lo.shape)[..., None] for v in (a, c, e))
         return np.sum(w * (np.where(a == 0, 0.0, a / np.maximum(x, 5e-324)) + c + e * x) * weight(x), (1, 2)) / (u - l)
-    p, q = weight.linear((lo + hi) / 2)
-    with np.errstate(divide="ignore", invalid="ignore"): log = np.where((a == 0) | (hi == lo), 0.0, a * p * np.log(hi / lo))
-    d1, d2 = hi - lo, hi + lo
-    return np.sum(log + d1 * ((a * q + c * p) + (c * q + e * p) * d2 / 2 + e * q * (d2 * d2 - lo * hi) / 3), 1) / (u - l)
+    w0, w1 = weight.line(lo, hi)
+    width, mid = hi - lo, (lo + hi) / 2
+    smooth = width / 6 * ((c + e * lo) * w0 + 2 * (c + e * mid) * (w0 + w1) + (c + e * hi) * w1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log = np.log1p(width / lo)
+        pole = np.where((a == 0) | (width == 0), 0.0, a * (w0 * log + (w1 - w0) * (1 - lo / width * log)))
+    return np.sum(smooth + pole, 1) / (u - l)
 
 # %% ../../nbs/decision_metrics/measures.ipynb #ed05a86f
 def _range(problem, R, finite=False):

@@ -28,9 +28,9 @@ class Result:
     method: str                                # "closed" | "numeric"
     ties: tuple[tuple[float, float], ...]      # every minimising interval; single points as (theta, theta)
 
-# %% ../../nbs/decision_metrics/solvers.ipynb #42a352e8
-def _minimise(f, lo, hi, knots=(), n=193, valleys=6, rounds=9):
-    "Ties (list of intervals) and minimum of a vectorised f on [lo, hi]."
+# %% ../../nbs/decision_metrics/solvers.ipynb #b83bf1ee
+def _minimise(f, lo, hi, knots=(), unit=1.0, n=193, valleys=6, rounds=9):
+    "Ties (list of intervals) and minimum of a vectorised f on [lo, hi]; values within 1e-10 of max(unit, |minimum|) are equal."
     if not lo < hi: return [(lo, lo)], float(f(np.array([lo]))[0])
     inner = [k for k in knots if lo < k < hi]
     x = np.unique(np.r_[np.linspace(lo, hi, n), inner, lo, hi])
@@ -44,10 +44,10 @@ def _minimise(f, lo, hi, knots=(), n=193, valleys=6, rounds=9):
         z = np.concatenate([left[:, None] + (best - left)[:, None] * steps, best[:, None] + (right - best)[:, None] * steps[1:]], 1)
         z[:, 12], z[:, -1] = best, right
         fz = f(z.ravel()).reshape(z.shape)
-        i = fz.argmin(1)
+        i = np.where(fz[:, 12] <= fz.min(1), 12, fz.argmin(1))            # at an end of the interval half of the points coincide
         left, best, right = z[rows, np.maximum(i - 1, 0)], z[rows, i], z[rows, np.minimum(i + 1, 24)]
     low = np.r_[fz[rows, i], v].min()
-    tol = 1e-10 * max(1.0, abs(low))
+    tol = 1e-10 * max(unit, abs(low))
     return _ties(f, x, v, best[fz[rows, i] <= low + tol], low + tol), float(low)
 
 def _ties(f, x, v, points, level):
@@ -69,7 +69,7 @@ def _edge(f, inside, outside, level):
         if f(np.array([mid]))[0] <= level: inside = mid
         else: outside = mid
 
-# %% ../../nbs/decision_metrics/solvers.ipynb #784d2a2b
+# %% ../../nbs/decision_metrics/solvers.ipynb #3bb6f4eb
 def _search_distance(problem, r, l, u, objective, weight):
     "(theta, value, ties) of the best threshold for a vectorised objective on the robust interval."
     knots = [l, u, *np.asarray(weight.knots(l, u))[:64]]
@@ -81,11 +81,11 @@ def _search_distance(problem, r, l, u, objective, weight):
         return ties[0][0], low, ties
     return _with_never(objective, lo, hi, u, lambda end: _minimise(objective, lo, end, knots))
 
-def _search_circle(objective, l, end, knots):
+def _search_circle(objective, l, end, knots, unit=1.0):
     "Contracts: search [l, end), where a minimum at `end` is the one at l."
-    ties, low = _minimise(objective, l, np.nextafter(end, 0), knots)
+    ties, low = _minimise(objective, l, np.nextafter(end, 0), knots, unit)
     first = float(objective(np.array([l]))[0])
-    if first <= low + 1e-10 * max(1.0, abs(low)):
+    if first <= low + 1e-10 * max(unit, abs(low)):
         ties = [t for t in ties if t[0] < end * (1 - 1e-7)]
         if not ties or ties[0][0] > l: ties = [(float(l), float(l))] + ties
     return ties[0][0], low, ties
@@ -114,10 +114,10 @@ def _closed_distance(problem, r, l, u, measure, weight):
     if problem.base != 2 or u >= 2 * l: return None
     return (contract_max_candidates if measure == "max" else contract_avg_candidates)(r, l, u)
 
-def _pick(problem, r, u, pairs, flat=False):
+def _pick(problem, r, u, pairs, flat=False, unit=1.0):
     "(theta, smallest value, ties) of (threshold, value) pairs in rising order; flat: every robust threshold is as good."
     best = min(v for _, v in pairs)
-    tied = [float(t) for t, v in pairs if v <= best + 1e-12 * max(1.0, abs(best))]
+    tied = [float(t) for t, v in pairs if v <= best + 1e-12 * max(unit, abs(best))]
     lo, hi = problem.interval(r)
     if flat: return lo, best, [(lo, hi)]
     if not isinstance(problem, SkiRental): return tied[0], best, [(t, t) for t in tied]
@@ -175,7 +175,7 @@ def _point_result(problem, r, y, start, method):
     if isinstance(problem, SkiRental) and theta > y: theta = hi
     return (float(theta), float(best), [(float(s), float(e)) for s, e in ties]), label
 
-# %% ../../nbs/decision_metrics/solvers.ipynb #3fff93aa
+# %% ../../nbs/decision_metrics/solvers.ipynb #1142a0e9
 def _cvar_candidates(problem, r, dist, alpha):
     "Thresholds that contain an optimum of CVaR for samples; ski also for continuous laws."
     lo, hi = problem.interval(r)
@@ -225,17 +225,17 @@ def _cvar_result(problem, r, dist, alpha, method):
 
 def _pick_risk(problem, r, u, pairs):
     "`_pick`; in one-max a best CVaR of 1 means that no robust threshold is reached in the tail, so all are as good."
-    return _pick(problem, r, u, pairs, flat=isinstance(problem, OneMaxSearch) and min(v for _, v in pairs) >= -1 - 1e-12)
+    return _pick(problem, r, u, pairs, flat=isinstance(problem, OneMaxSearch) and min(v for _, v in pairs) >= -1 - 1e-12, unit=0.0)
 
 def _search_cvar(problem, r, dist, objective):
     "One-max and contracts under a continuous law."
     quantiles = dist.law.ppf(np.linspace(0, 1, 66)[1:-1])
     if isinstance(problem, OneMaxSearch):
         lo, hi = problem.interval(r)
-        ties, low = _minimise(objective, lo, hi, [*quantiles, *dist.support])
+        ties, low = _minimise(objective, lo, hi, [*quantiles, *dist.support], unit=0.0)
         return ties[0][0], low, ties
     l = dist.support[0] or float(dist.law.ppf(1e-9)) or 1.0             # a law that starts at 0 has no least input: any period will do
-    return _search_circle(objective, l, problem.base * l, quantiles / problem.base ** np.floor(np.log(quantiles / l) / np.log(problem.base)))
+    return _search_circle(objective, l, problem.base * l, quantiles / problem.base ** np.floor(np.log(quantiles / l) / np.log(problem.base)), unit=0.0)
 
 # %% ../../nbs/decision_metrics/solvers.ipynb #e89e7b17
 def optimize(problem,

@@ -76,6 +76,12 @@ def test_closed_and_numeric_agree(a, b, c, alpha):
         if len(x.ties) == len(y.ties) == 1: assert x.theta == pytest.approx(y.theta, rel=1e-4)
 
 
+def test_minimum_close_to_an_end_of_the_interval():
+    r, R = 2.7 + 6 * .97265625, Interval(10, 0, 20 + 70 * .64453125)          # the stationary point is 0.001 above b / (r - 1)
+    closed, numeric = (optimize(SKI, r, R, "avg", method=m) for m in ("closed", "numeric"))
+    assert numeric.value == pytest.approx(closed.value, abs=1e-12) and numeric.theta == pytest.approx(closed.theta, rel=1e-6) > closed.interval[0]
+
+
 def test_published_optima():
     assert optimize(SKI, 5, Interval(15, 0, 40), "avg").theta == 2.5
     never = optimize(SKI, 5, Interval(15, 0, 25), "avg")
@@ -197,3 +203,30 @@ def test_predecessor_experiment():
     for p, (gain, strong) in {.05: (79.22, 55.24), .1: (88.71, 66.43), .2: (74.73, 50.04), .3: (57.04, 28.47)}.items():
         assert a[p] == pytest.approx((gain, strong), abs=6)
     assert predecessor_score(4, 0, 100, .1) == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_extreme_parameters(seed):
+    "Huge and tiny scales, r at its minimum, needle-thin and very wide ranges, far tails: finite, robust, consistent, without a warning."
+    import warnings
+    rng = np.random.default_rng(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kind in ("ski", "onemax", "contract") * 4:
+            if kind == "ski":
+                b = 10 ** rng.uniform(-6, 8); p, r = SkiRental(b), rng.choice([2.0, 2 + 1e-9, 2.3, 1e3, 1e8]); y = b * 10 ** rng.uniform(-3, 3); l, u = rng.choice([0.0, y * .5, y * .999999]), y * rng.choice([1.0000001, 1.5, 50, np.inf])
+            elif kind == "onemax":
+                M = rng.choice([1.0001, 2.0, 1e6, 1e12]); p, r = OneMaxSearch(M), rng.choice([np.sqrt(M), M, 2 * M]); l, y, u = np.sort(M ** rng.random(3))
+            else:
+                r = rng.choice([4.0, 4.0001, 100.0]); p = ContractScheduling.for_robustness(r) if rng.random() < .5 else CONTRACT; y = 10 ** rng.uniform(-9, 9); l, u = y * rng.choice([1e-6, .3, .9999]), y * rng.choice([1.00001, 1.9, 1e5])
+            r = float(r)
+            for measure, f in (("max", max_distance), ("avg", avg_distance)):
+                if measure == "avg" and np.isinf(u): continue
+                for w in (None, linear_weight(l, y, u if np.isfinite(u) else 2 * y)):
+                    res = optimize(p, r, Interval(y, l, u), measure, weight=w)
+                    assert res.value > -1e-9 and worst_ratio(p, res.theta) <= r * (1 + 1e-9) and res.value == pytest.approx(f(p, res.theta, r, (l, u), w), rel=1e-7, abs=1e-7)
+            if np.isinf(u): continue
+            for dist in (Distribution(stats.uniform(l, u - l)), Distribution(stats.triang((y - l) / (u - l), loc=l, scale=u - l)), Distribution(rng.uniform(l, u, 3))):
+                for alpha in (0, 1 - 1e-9):
+                    res = optimize(p, r, dist, "cvar", alpha=alpha)
+                    assert np.isfinite(res.value) and res.value == pytest.approx(risk_value(p, res.theta, dist, alpha), rel=1e-6) and worst_ratio(p, res.theta) <= r * (1 + 1e-9)
