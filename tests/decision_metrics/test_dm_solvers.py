@@ -79,7 +79,8 @@ def test_closed_and_numeric_agree(a, b, c, alpha):
 def test_minimum_close_to_an_end_of_the_interval():
     r, R = 2.7 + 6 * .97265625, Interval(10, 0, 20 + 70 * .64453125)          # the stationary point is 0.001 above b / (r - 1)
     closed, numeric = (optimize(SKI, r, R, "avg", method=m) for m in ("closed", "numeric"))
-    assert numeric.value == pytest.approx(closed.value, abs=1e-12) and numeric.theta == pytest.approx(closed.theta, rel=1e-6) > closed.interval[0]
+    assert numeric.value == pytest.approx(closed.value, abs=1e-12) and numeric.theta == pytest.approx(closed.theta, rel=1e-6)
+    assert closed.theta > closed.interval[0]
 
 
 def test_published_optima():
