@@ -6,7 +6,7 @@
 __all__ = ['SCHEMA', 'from_metrics', 'validate', 'write_ledger', 'read_ledger', 'from_runs', 'number', 'measured', 'badge',
            'VerdictTable', 'NoLedger', 'verdict_table', 'counts', 'surprises', 'runtime', 'Scoreboard', 'scoreboard']
 
-# %% ../../nbs/lab/ledger.ipynb #0dfe4717
+# %% ../../nbs/lab/ledger.ipynb #d6334b99
 import html, json, math
 from collections import Counter
 from datetime import datetime, timezone
@@ -15,7 +15,7 @@ from pathlib import Path
 from .claims import INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, VERDICTS, Criterion, combine, interval, judge
 from .papers import THEMES, Paper, list_papers, methods, rooms
 from .paths import resource, root, write_atomic
-from .runs import finished_runs, read_metrics
+from .runs import command, finished_runs, read_metrics
 
 # %% ../../nbs/lab/ledger.ipynb #4e9d09f0
 _text, _number = {"type": "string"}, {"type": ["number", "null"]}
@@ -34,7 +34,7 @@ SCHEMA = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "L
                          "environment": {"type": "object", "required": ["python", "system", "processor", "cores", "versions"]},
                          "claims": {"type": "array", "items": _claim}, "notes": {"type": "object"}}}
 
-# %% ../../nbs/lab/ledger.ipynb #35c40735
+# %% ../../nbs/lab/ledger.ipynb #2fc8751e
 def from_metrics(
     metrics: list[dict],               # `runs.read_metrics` of the runs of one paper and profile, one per seed
     environment: dict | None = None,   # of the last run; None: of this process
@@ -48,10 +48,10 @@ def from_metrics(
         from iclr26.lab.runs import environment as here
         environment = here()
     seeds = sorted(m["seed"] for m in metrics)
-    command = f"iclr26 reproduce {first['paper']} --profile {first['profile']} --seeds {','.join(map(str, seeds))}"
-    claims = [_judge_claim([m["claims"][id] for m in metrics], command) for id in first["claims"]]
+    repeat = command(first["paper"], first["profile"], seeds)
+    claims = [_judge_claim([m["claims"][id] for m in metrics], repeat) for id in first["claims"]]
     return {"version": 1, "paper": first["paper"], "profile": first["profile"], "seeds": seeds, "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "command": command, "seconds": round(sum(m["seconds"] for m in metrics), 1), "peak_memory_mb": round(max(m["peak_memory_mb"] for m in metrics)),
+            "command": repeat, "seconds": round(sum(m["seconds"] for m in metrics), 1), "peak_memory_mb": round(max(m["peak_memory_mb"] for m in metrics)),
             "environment": environment, "claims": claims, "notes": _plain(first["notes"])}
 
 # %% ../../nbs/lab/ledger.ipynb #6f9915d4

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['PROFILES', 'check_profile', 'to_json', 'from_json', 'Recorder', 'Table', 'peak_memory_mb', 'read_metrics', 'Run',
-           'parameters', 'environment', 'RunResult', 'is_finished', 'finished_runs', 'execute', 'grid', 'reproduce',
-           'Progress']
+           'parameters', 'environment', 'command', 'RunResult', 'is_finished', 'finished_runs', 'execute', 'grid',
+           'reproduce', 'Progress']
 
-# %% ../../nbs/lab/runs.ipynb #8320a0c5
+# %% ../../nbs/lab/runs.ipynb #1b5a4eb4
 import contextlib, hashlib, io, json, logging, os, platform, re, shutil, subprocess, sys, tarfile, tempfile, threading, time
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
@@ -220,7 +221,7 @@ def read_metrics(folder: Path) -> dict:
         return content
     except (OSError, ValueError, KeyError, TypeError) as error: raise ValueError(f"{path}: not a run's metrics ({error})") from None
 
-# %% ../../nbs/lab/runs.ipynb #fe9d8409
+# %% ../../nbs/lab/runs.ipynb #1b0e6482
 @dataclass(frozen=True)
 class Run:
     "One execution of a paper's reproduction."
@@ -243,9 +244,9 @@ class Run:
         if not path.exists(): raise FileNotFoundError(f"{path}: {self.paper} has no reproduction notebook")
         return path
 
-    @property
+    @cached_property
     def key(self) -> str:
-        "Hash of everything that can change a number."
+        "Hash of everything that can change a number, as it was when the run was made: an edit while it runs does not rename it."
         digest = hashlib.sha256(json.dumps([self.paper, self.profile, self.seed, sorted(self.params.items())]).encode())
         for path in _sources(self.paper): digest.update(path.read_bytes())
         digest.update(_notebook_source(self.notebook).encode())
@@ -308,7 +309,15 @@ def _commit() -> str:
         if root(): return subprocess.run(["git", "-C", str(root()), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     return ""
 
-# %% ../../nbs/lab/runs.ipynb #275ef673
+# %% ../../nbs/lab/runs.ipynb #fcc1c67a
+def command(
+    paper: str,
+    profile: str,
+    seeds: list[int],
+) -> str:
+    "The command that repeats these runs; the comma marks a single seed as a list."
+    return f"iclr26 reproduce {paper} --profile {profile} --seeds {','.join(map(str, seeds))}{',' * (len(seeds) == 1)}"
+
 @dataclass
 class RunResult:
     "Outcome of one run."

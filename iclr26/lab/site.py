@@ -300,7 +300,7 @@ def from_the_top(
 
 def _text(source) -> str: return source if isinstance(source, str) else "".join(source)
 
-# %% ../../nbs/lab/site.ipynb #9868b4ea
+# %% ../../nbs/lab/site.ipynb #27079c81
 def paper_facts(
     index: Path,  # nbs/<paper>/index.ipynb
 ) -> str:  # Markdown
@@ -313,10 +313,11 @@ def run_facts(
     run: Path,  # run folder
 ) -> str:  # Markdown
     "Which run a page shows, and the command that repeats it."
+    from iclr26.lab.runs import command
     done = json.loads((run / "done.json").read_text(encoding="utf8"))
     machine = done["environment"]
     return (f"::: {{.run-facts}}\nThis page shows one run: profile **{done['profile']}**, seed {done['seed']}, {done['seconds']:.0f} s on {machine['processor']} "
-            f"({machine['cores']} cores), Python {machine['python']}. Repeat it with `iclr26 reproduce {done['paper']} --profile {done['profile']} --seeds {done['seed']}`; "
+            f"({machine['cores']} cores), Python {machine['python']}. Repeat it with `{command(done['paper'], done['profile'], [done['seed']])}`; "
             "the verdicts over all seeds are on the [paper's page](index.ipynb).\n:::")
 
 # %% ../../nbs/lab/site.ipynb #91fd8b1a
