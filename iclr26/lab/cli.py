@@ -39,14 +39,14 @@ def _console():
     from rich.console import Console
     return Console(highlight=False, soft_wrap=True)
 
-# %% ../../nbs/lab/cli.ipynb #70f06aab
+# %% ../../nbs/lab/cli.ipynb #a9ba1d88
 @app.command("list")
 def list_command():
     "List the papers with the number of claims that held."
     from iclr26.lab.ledger import counts, read_ledger
     from iclr26.lab.papers import list_papers
-    from rich.table import Table
-    table = Table("paper", "title", "theme", "supported / tested", box=None)
+    from rich.table import Column, Table
+    table = Table(Column("paper", no_wrap=True), "title", "theme", "supported / tested", box=None)
     for paper in list_papers():
         n = counts(read_ledger(paper.name))
         table.add_row(paper.name, paper.title, paper.theme, f"{n['supported']} / {sum(n.values()) - n['not tested']}" if n else "no full run yet")
