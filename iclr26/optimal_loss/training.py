@@ -492,7 +492,7 @@ def train_denoiser(
         if callback is not None and callback(step, history[-1]): break
     return history
 
-# %% ../../nbs/optimal_loss/training.ipynb #a31b714f
+# %% ../../nbs/optimal_loss/training.ipynb #0e9a0b0f
 @dataclass(frozen=True)
 class PowerLaw:
     "J(F) = beta F^alpha + j_star."
@@ -542,7 +542,7 @@ def fit_power_law(
         best = int(np.argmin([loss(u) for u in grid]))
         found = minimize_scalar(loss, bounds=(grid[max(0, best - 1)], grid[min(399, best + 1)]), method="bounded", options={"xatol": 1e-10})
         u = found.x if found.fun < loss(grid[best]) else grid[best]
-        star = float(j.min() * -math.expm1(u))
+        star = float(j.min() * -math.expm1(u)) + 0.0
     else: star = float(j_star)
     slope, intercept, corr, _, half = _line(x, np.log(j - star), 2 + fit)
     return PowerLaw(slope, math.exp(intercept), star, corr, Interval(slope, slope - half, slope + half), len(f))
