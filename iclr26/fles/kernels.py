@@ -226,7 +226,7 @@ def compile_kernels(
     "Compile all kernels without a GPU and report registers and spills."
     return compile_check("fles.cu", arch, names=tuple(f"{kernel}<{t}>" for kernel in KERNELS for t in types))
 
-# %% ../../nbs/fles/kernels.ipynb #2b146845
+# %% ../../nbs/fles/kernels.ipynb #284fea56
 def _launch(backend: str, kernel: str, x: Tensor, *rest) -> None:
     B, N, C = x.shape
     name, grid, sizes = f"{kernel}<{TYPES[x.dtype]}>", (B, -(-C // 128)), (np.int32(N), np.int32(C))
@@ -242,6 +242,9 @@ def _check_kernel_input(x: Tensor, backend: str) -> str:
 
 def _wide(x: Tensor) -> torch.dtype: return torch.float64 if x.dtype == torch.float64 else torch.float32
 
+def _refuse_second_derivatives() -> None:
+    if torch.is_grad_enabled(): raise RuntimeError("the kernels have no second derivatives (create_graph=True); fles() and positive_mean() have")
+
 class _KernelGate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, kv, kh, backend):
@@ -252,8 +255,8 @@ class _KernelGate(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, g):
+        _refuse_second_derivatives()
         x, kv, kh = ctx.saved_tensors
         gx, gv, gh = torch.empty_like(x), torch.empty_like(kv), torch.empty_like(kh)
         _launch(ctx.backend, "fles_bwd", x, g.contiguous(), kv, kh, gx, gv, gh)
@@ -270,8 +273,8 @@ class _KernelMean(torch.autograd.Function):
         return mean
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, g):
+        _refuse_second_derivatives()
         x, count = ctx.saved_tensors
         gx = torch.zeros_like(x)
         _launch(ctx.backend, "fles_posmean_bwd", x, (g / count).contiguous(), gx)

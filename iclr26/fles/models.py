@@ -30,7 +30,7 @@ class Replacement:
     channel_dim: int    # -1 behind a linear layer, 1 behind a convolution
     added_params: int   # parameters of the new minus those of the old
 
-# %% ../../nbs/fles/models.ipynb #84644f52
+# %% ../../nbs/fles/models.ipynb #eb620517
 _TRANSFORMER_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _FUNCTIONS = {F.gelu: nn.GELU, F.relu: nn.ReLU}
 _GATE_WORDS, _GATE_CLASSES = ("attention", "attn", "squeeze"), ("SEBlock", "SEModule", "SELayer")
@@ -50,7 +50,7 @@ def _is_gate(module: nn.Module) -> bool:
     return name in _GATE_CLASSES or any(word in name.lower() for word in _GATE_WORDS)
 
 def _targets(target) -> tuple[tuple, tuple]:
-    items = [target] if isinstance(target, (type, str)) else list(target)
+    items = [target] if isinstance(target, (type, str)) or not isinstance(target, Iterable) else list(target)
     for item in items:
         if not isinstance(item, (type, str)): raise TypeError(f"target={target!r}: expected module types or class names, got {item!r}")
     return tuple(t for t in items if isinstance(t, type)), tuple(t for t in items if isinstance(t, str))
