@@ -222,7 +222,7 @@ class _Held(_Rows):
         self.turn += 1
         return self.groups[self.turn % len(self.groups)][:size]
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #2523c331
+# %% ../../nbs/optimal_loss/estimators.ipynb #090cb7c8
 def _batches(data):
     "Batches [b,d] of a loader, or blocks of points of a map-style Dataset."
     def flat(item, point):
@@ -258,6 +258,7 @@ class _Scan:
             self.factors = np.random.default_rng(20).integers(0, 2 ** 64, 2 * x.shape[1], dtype=np.uint64) | np.uint64(1)
         if x.shape[1] != len(self.mean): raise ValueError(f"data: a point has {x.shape[1]} coordinates, those before have {len(self.mean)}")
         w = torch.ones(len(x), dtype=torch.float64) if self.weights is None else self.weights[self.n:self.n + len(x)]
+        if len(w) != len(x): raise ValueError(f"weights has {len(self.weights)} values, data have at least {self.n + len(x)} points: expected equal lengths")
         self.n += len(x)
         mass = float(w.sum())
         if mass > 0:
@@ -586,7 +587,7 @@ def _hold(data, n, sources, L, room, generator, row_bytes):
     if at != n: raise ValueError(f"data: the second pass gave {at} points, the first {n}; expected a fixed data set")
     return _Held(n, wanted, torch.cat(kept), sources, list(pool.split(L)))
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #573d9e17
+# %% ../../nbs/optimal_loss/estimators.ipynb #c1ebe97d
 def optimal_loss(
     data,                     # floating Tensor or ndarray [N,...], memory map, map-style Dataset of points, or re-iterable of batches
     sigmas,                   # [K] VE noise levels in data units, strictly increasing
@@ -622,7 +623,7 @@ def optimal_loss(
         if isinstance(data, np.ndarray) and not isinstance(data, np.memmap): data = as_rows(data)
         rows = _Rows(data)
         if isinstance(data, torch.Tensor) and device is None: device = data.device
-    else: rows, held = _open(data, max_bytes)
+    else: rows, held = _open(data, max_bytes, None if weights is None else check_weights(weights, len(weights)))
     n = rows.n if rows is not None else held.n
     w = check_weights(weights, n)
     if labels is not None:
@@ -650,11 +651,10 @@ def optimal_loss(
         A, trace, distinct = scan.result()
     if labels is not None:
         def plan_of(size, share):
-            p = _plan(size, sigmas, method if method != "auto" else plan.method, form, max(1, round(plan.M * share)), n_repeats, max(2, min(size, round(plan.L * size / n))), C, 
-                      max(0, min(neighbors, max(2, round(plan.L * size / n)) - 2)), stratified, dtype, device, batch, max_bytes, progress)
-            return p
+            L = max(2, min(size, round(plan.L * size / n)))
+            return _plan(size, sigmas, plan.method, form, max(1, round(plan.M * share)), n_repeats, L, C, max(0, min(neighbors, L - 2)), stratified, dtype, device, batch, max_bytes, progress)
         value, variance, trace, _, used = _by_class(plan_of, rows, labels, w, generator)
-        if not value: raise ValueError("labels: every class has one point, the class-conditional loss is 0 everywhere")
+        if not value: value, variance, used = {name: torch.zeros_like(plan.sigmas) for name in (plan.form, "a_minus_b", "mse")}, torch.zeros_like(plan.sigmas), 0   # one point a class
         stderr = variance.sqrt()
     else: value, stderr, used = _run(plan, rows, w, generator)
     v, ends = value[plan.form], {}
@@ -664,13 +664,13 @@ def optimal_loss(
             "conditional": labels is not None, "dtype": str(dtype), **note}
     return OptimalLossCurve(sigma=plan.sigmas, value=v, stderr=stderr, **ends, A=A, tr_cov=trace, method=plan.method, form=plan.form, n=n, n_distinct=distinct, dim=d, meta=meta)
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #71ef9917
-def _open(data, max_bytes):
+# %% ../../nbs/optimal_loss/estimators.ipynb #592a5173
+def _open(data, max_bytes, weights):
     "(_Rows, None) for data that were stacked, (None, _Scan) for data that must be read again."
     if isinstance(data, (str, Path)): return _Rows(memory_map(data)), None
     if isinstance(data, Iterator): raise TypeError(f"data is a one-shot iterator ({type(data).__name__}): expected something that can be read twice, such as a DataLoader or a Dataset")
     if not isinstance(data, Iterable) and not _is_points(data): raise TypeError(f"data: expected a Tensor, ndarray, Dataset or loader, got {type(data).__name__}")
-    scan, kept, size = _Scan(), [], 0
+    scan, kept, size = _Scan(weights), [], 0
     for rows in _batches(data):
         size += rows.numel() * rows.element_size()
         if kept is not None: kept.append(rows)
