@@ -6,9 +6,10 @@
 __all__ = ['Scope', 'Gate', 'positive_mean', 'channel_importance', 'fles', 'FleS', 'FleSPN', 'FleSAdaS', 'FleSProto', 'FleSDG',
            'saved_for_backward']
 
-# %% ../../nbs/fles/activation.ipynb #a4f85bc7
+# %% ../../nbs/fles/activation.ipynb #120a9162
 from collections.abc import Sequence
 from contextlib import nullcontext
+from numbers import Integral
 from typing import Callable, Literal, Union
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 Scope = Literal["sample", "batch", "window", "causal"]
 Gate = Literal["sigmoid", "erf"]
 
-# %% ../../nbs/fles/activation.ipynb #426260b9
+# %% ../../nbs/fles/activation.ipynb #4f17972e
 def _choice(name: str, value, allowed: Sequence) -> None:
     if value not in allowed: raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
 
@@ -27,8 +28,8 @@ def _check_floating(x) -> None:
         raise TypeError(f"x: expected a tensor of floating-point numbers, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}")
 
 def _check_positive(name: str, value) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1: raise ValueError(f"{name}={value!r}: expected an integer of 1 or more")
-    return value
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1: raise ValueError(f"{name}={value!r}: expected an integer of 1 or more")
+    return int(value)
 
 def _working(x: Tensor) -> torch.dtype:
     "The dtype that statistics and gates are computed in."
@@ -252,14 +253,14 @@ def fles(
     _choice("gate", gate, ("sigmoid", "erf"))
     return _gated(x, _coefficient("kappa_ve", kappa_ve, x), _coefficient("kappa_ho", kappa_ho, x), None, gate, fused)
 
-# %% ../../nbs/fles/activation.ipynb #85139660
+# %% ../../nbs/fles/activation.ipynb #5f7e816d
 class _ChannelActivation(nn.Module):
     "Knows its channels and says so when an input does not fit."
     def __init__(self, channels: int, channel_dim: int = -1):
         super().__init__()
         self.channels = _check_positive("channels", channels)
-        if isinstance(channel_dim, bool) or not isinstance(channel_dim, int): raise ValueError(f"channel_dim={channel_dim!r}: expected an integer")
-        self.channel_dim = channel_dim
+        if isinstance(channel_dim, bool) or not isinstance(channel_dim, Integral): raise ValueError(f"channel_dim={channel_dim!r}: expected an integer")
+        self.channel_dim = int(channel_dim)
 
     def _axis(self, x: Tensor) -> int:
         axis = _check_scope(x, self.channel_dim, getattr(self, "scope", "sample"), getattr(self, "window", None))

@@ -30,9 +30,9 @@ class Replacement:
     channel_dim: int    # -1 behind a linear layer, 1 behind a convolution
     added_params: int   # parameters of the new minus those of the old
 
-# %% ../../nbs/fles/models.ipynb #eb620517
+# %% ../../nbs/fles/models.ipynb #d95858b7
 _TRANSFORMER_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-_FUNCTIONS = {F.gelu: nn.GELU, F.relu: nn.ReLU}
+_FUNCTIONS = {F.gelu: nn.GELU, F.relu: nn.ReLU, torch.relu: nn.ReLU}
 _GATE_WORDS, _GATE_CLASSES = ("attention", "attn", "squeeze"), ("SEBlock", "SEModule", "SELayer")
 
 @dataclass
