@@ -14,7 +14,7 @@ import yaml
 
 from .paths import resource
 
-# %% ../../nbs/lab/papers.ipynb #41df09e7
+# %% ../../nbs/lab/papers.ipynb #cf6c21bb
 THEMES = ("compression and numerics", "generative video", "learning theory and optimisation", "learning algorithms",
           "vision and language systems", "science")
 SHARED_FOLDERS = ("lab", "blocks", "guide")
@@ -31,7 +31,7 @@ class Paper:
     theme: str         # one of THEMES
     arxiv: str = ""
     openreview: str = ""
-    seeds: dict = field(default_factory=lambda: {"smoke": 1, "full": 3})  # default number of seeds by profile
+    seeds: dict = field(default_factory=lambda: {"smoke": 1, "full": 3}, hash=False)  # default number of seeds by profile
     extras: tuple = ("run",)  # pip extras that its reproduction needs
 
 # %% ../../nbs/lab/papers.ipynb #576914fc

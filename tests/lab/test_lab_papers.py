@@ -17,6 +17,7 @@ def test_a_new_folder_is_found(nbs):
     write_notebook(nbs / "alpha" / "index.ipynb", [INDEX.replace("theme: science", "theme: generative video").replace("seeds: {smoke: 2, full: 3}", "extras: run, video")])
     write_notebook(nbs / "lab" / "index.ipynb", ["# The lab\n> Shared"])
     alpha, demo = papers.list_papers(nbs)
+    assert {alpha: 1}[alpha] == 1
     assert (alpha.name, alpha.extras, alpha.seeds["full"]) == ("alpha", ("run", "video"), 3) and (demo.title, demo.seeds["smoke"]) == ("Demo", 2)
 
 
