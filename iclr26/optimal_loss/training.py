@@ -327,7 +327,7 @@ class LogUniformSchedule(EDMSchedule):
         self.low, self.high = math.log(sigma_min), math.log(sigma_max)
     def sample(self, n, generator=None): return (self.low + (self.high - self.low) * _uniform(n, generator)).exp()
 
-# %% ../../nbs/optimal_loss/training.ipynb #92b915de
+# %% ../../nbs/optimal_loss/training.ipynb #63936a8c
 class LossGapSchedule(_Schedule):
     "The paper's schedule (2), completed. ValueError: bins < 2, rho outside [0,1], ema outside [0,1), update_every < 1."
     def __init__(
@@ -372,7 +372,7 @@ class LossGapSchedule(_Schedule):
         "w(sigma) of (2), in the dtype of sigma."
         s = sigma.to(torch.float64)
         bump = self.f_amp * torch.exp(-.5 * ((s.log() - self.mu) / self.varsigma) ** 2) / (self.varsigma * math.sqrt(2 * math.pi))
-        return (self.a * (1 / self.curve(s)).clamp_max(self.w_star) + bump * (s < self.sigma_star)).to(sigma.dtype)
+        return (self.a * (1 / self.curve._evaluate(s)).clamp_max(self.w_star) + bump * (s < self.sigma_star)).to(sigma.dtype)
 
     def refresh(self) -> None:
         "Recompute p from the present losses and tabulate the weights."
@@ -393,19 +393,18 @@ class LossGapSchedule(_Schedule):
         "Factor of the summed x0-loss: w, divided by bins p if importance_correct."
         w = self.base_weight(sigma)
         if not self.correct: return w
-        cell = self._cell(sigma.to(torch.float64).log()).clamp(0, self.bins - 1)
-        return (w.to(torch.float64) * self._correction[cell]).to(sigma.dtype)
+        cell = self._cell(sigma.to(torch.float64).log()).clamp_(0, self.bins - 1)
+        return w * self._correction[cell].to(w.dtype)
 
     def update(self, sigma: torch.Tensor, loss: torch.Tensor) -> None:
         "Every visited cell moves towards the mean of its losses in this call. ValueError: unequal lengths, non-finite losses."
         s, l = sigma.detach().to(torch.float64).reshape(-1), loss.detach().to(torch.float64).reshape(-1)
         if s.shape != l.shape: raise ValueError(f"sigma has {len(s)} values, loss has {len(l)}: expected equal lengths")
-        if not torch.isfinite(l).all(): raise ValueError("loss: expected finite values, got NaN or infinity")
-        cell = self._cell(s.log())
-        ok = (cell >= 0) & (cell < self.bins)
-        sums = torch.zeros(2, self.bins, dtype=torch.float64).index_add_(1, cell[ok], torch.stack([l, torch.ones_like(l)])[:, ok])
-        mean = sums[0] / sums[1].clamp_min(1)
-        self.loss_ema = torch.where(sums[1] > 0, self.ema * self.loss_ema + (1 - self.ema) * mean, self.loss_ema)
+        if not math.isfinite(float(l.sum())): raise ValueError("loss: expected finite values, got NaN or infinity")
+        cell = self._cell(s.log()).clamp_(-1, self.bins) + 1                     # one more cell at either end for what is outside
+        sums = torch.zeros(self.bins + 2, dtype=torch.float64).index_add_(0, cell, l)[1:-1]
+        count = torch.bincount(cell, minlength=self.bins + 2)[1:-1]
+        self.loss_ema = torch.where(count > 0, torch.lerp(sums / count.clamp_min(1), self.loss_ema, self.ema), self.loss_ema)
         self.calls += 1
         if self.calls % self.every == 0: self.refresh()
 
