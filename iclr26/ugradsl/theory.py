@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# %% ../../nbs/ugradsl/theory.ipynb #f2a6f8de
+# %% ../../nbs/ugradsl/theory.ipynb #96cb96d5
 @dataclass(frozen=True)
 class InfluenceTerms:
     "The vectors of Theorems 1 and 2 for softmax regression; all float64 of shape (d, K)."
@@ -32,12 +32,12 @@ def _softmax_terms(theta: Tensor, X: Tensor, Y: Tensor, ridge: float, weight: Te
     return grad, H + ridge * torch.eye(theta.numel(), dtype=theta.dtype)
 
 def _fit_softmax(X: Tensor, Y: Tensor, ridge: float, weight: Tensor, theta: Tensor | None = None, steps: int = 200) -> Tensor:
-    "Minimiser by damped Newton steps, to a gradient of 1e-11 per unit of weight."
+    "Minimiser by damped Newton steps, to a gradient of 1e-13 per unit of weight."
     theta = torch.zeros(X.shape[1], Y.shape[1], dtype=X.dtype) if theta is None else theta.clone()
     objective = lambda t: float(-(weight * ((X @ t).log_softmax(1) * Y).sum(1)).sum() + ridge / 2 * t.square().sum())
     for _ in range(steps):
         grad, H = _softmax_terms(theta, X, Y, ridge, weight)
-        if grad.norm() <= 1e-11 * float(weight.sum().clamp(min=1.)): break
+        if grad.norm() <= 1e-13 * float(weight.sum().clamp(min=1.)): break
         step, scale = torch.linalg.solve(H, grad.reshape(-1)).reshape(theta.shape), 1.0
         while scale > 1e-8 and objective(theta - scale * step) > objective(theta) + 1e-12: scale /= 2
         theta = theta - scale * step

@@ -84,13 +84,14 @@ class UnlearningDivergedError(RuntimeError):
         super().__init__(f"loss or gradient is not finite at step {step}: lower lr, set max_grad_norm, or keep floor='chance'; .last_good_state holds the weights before it")
         self.step, self.last_good_state = step, last_good_state
 
-# %% ../../nbs/ugradsl/unlearning.ipynb #65c3c98a
+# %% ../../nbs/ugradsl/unlearning.ipynb #7f06c832
 def _seeds(generator: torch.Generator | int, n: int = 3) -> list[int]:
     g = generator if isinstance(generator, torch.Generator) else torch.Generator().manual_seed(int(generator))
     return torch.randint(2**62, (n,), generator=g, device=g.device).tolist()
 
 def _root(dataset: Dataset) -> tuple[Dataset, Tensor] | None:
     "Underlying dataset and indices of (nested) Subsets; None for anything else."
+    if hasattr(dataset, "fetch"): dataset = dataset.dataset
     if not isinstance(dataset, Subset): return None
     inner = _root(dataset.dataset)
     index = torch.as_tensor(dataset.indices)
