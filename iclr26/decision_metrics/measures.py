@@ -293,18 +293,21 @@ def _mean(problem, theta, r, l, u, weight, upto=None):
         pole = np.where((a == 0) | (width == 0), 0.0, a * (w0 * log + (w1 - w0) * (1 - lo / width * log)))
     return np.sum(smooth + pole, 1) / (u - l)
 
-# %% ../../nbs/decision_metrics/measures.ipynb #ed05a86f
+# %% ../../nbs/decision_metrics/measures.ipynb #e6930fbf
+def _domain(problem):
+    "The domain in words."
+    return {SkiRental: "[0, inf)", ContractScheduling: "(0, inf)"}.get(type(problem)) or f"[1, {problem.M:g}]"
+
 def _range(problem, R, finite=False):
     "(l, u) inside the problem's domain."
     try: l, u = R
     except (TypeError, ValueError): raise ValueError(f"R = {R!r}: expected a pair (l, u)") from None
     ski = isinstance(problem, SkiRental)
     low = {SkiRental: 0.0, OneMaxSearch: 1.0, ContractScheduling: 0.0}[type(problem)]
-    domain = {SkiRental: "[0, inf)", ContractScheduling: "(0, inf)"}.get(type(problem)) or f"[1, {problem.M:g}]"
-    expected = f"l < u inside the domain {domain} of {problem.label}" + ("" if ski and not finite else ", both finite")
     bad = not (isinstance(l, Real) and isinstance(u, Real)) or not (low <= l < u) or np.isnan(u)
     bad = bad or (isinstance(problem, ContractScheduling) and l == 0) or (isinstance(problem, OneMaxSearch) and u > problem.M * (1 + 1e-12))
-    _need(not bad and (np.isfinite(u) or (ski and not finite)), "R", R, expected)
+    if bad or not (np.isfinite(u) or (ski and not finite)):
+        _need(False, "R", R, f"l < u inside the domain {_domain(problem)} of {problem.label}" + ("" if ski and not finite else ", both finite"))
     return float(l), float(u)
 
 def _theta(problem, theta, r, check):
@@ -376,7 +379,7 @@ def cvar(values,          # outcomes [n]
     d = Distribution(np.asarray(values, dtype=float), weights)
     return float((d._lowest(1 - alpha) if tail == "lower" else d._between(alpha, np.inf)[0]) / (1 - alpha))
 
-# %% ../../nbs/decision_metrics/measures.ipynb #b42d71d0
+# %% ../../nbs/decision_metrics/measures.ipynb #f4539ab5
 def _risk(problem, theta, dist, alpha):
     "[n] CVaR of the cost or profit of the thresholds `theta` under `dist`."
     theta = np.atleast_1d(np.asarray(theta, float))
@@ -398,10 +401,10 @@ def _risk_contract(problem, theta, dist, alpha):
 def _dist(problem, dist):
     _need(isinstance(dist, Distribution), "dist", dist, "a Distribution")
     lo, hi = dist.support
-    if isinstance(problem, SkiRental): ok, domain = lo >= 0, "[0, inf)"
-    elif isinstance(problem, OneMaxSearch): ok, domain = lo >= 1 and hi <= problem.M * (1 + 1e-12), f"[1, {problem.M:g}]"
-    else: ok, domain = lo > 0 or (lo == 0 and dist.kind != "samples"), "(0, inf)"
-    _need(ok, "dist", dist, f"a law supported in the domain {domain} of {problem.label}")
+    if isinstance(problem, SkiRental): ok = lo >= 0
+    elif isinstance(problem, OneMaxSearch): ok = lo >= 1 and hi <= problem.M * (1 + 1e-12)
+    else: ok = lo > 0 or (lo == 0 and dist.kind != "samples")
+    if not ok: _need(False, "dist", dist, f"a law supported in the domain {_domain(problem)} of {problem.label}")
     _need(problem.sense == "cost" or np.isfinite(hi) or np.isfinite(dist.mean()), "dist", dist, "a law with a finite mean")
     return dist
 
