@@ -7,18 +7,18 @@ __all__ = ['InfluenceTerms', 'Theorem2', 'alpha_bounds', 'label_ldp_epsilon', 's
            'gls_cross_entropy', 'gls_targets', 'mixed_unlearn_loss', 'FineTune', 'GradientAscent', 'UGradSL',
            'UGradSLPlus', 'UnlearnResult', 'Unlearner', 'UnlearningDivergedError', 'METHODS', 'BoundaryExpand',
            'BoundaryShrink', 'InfluenceUnlearn', 'L1Sparse', 'RandomLabel', 'Retrain', 'SalUn', 'unlearn',
-           'UnlearnReport', 'compare', 'evaluate', 'mia_attacks', 'mia_auc', 'mia_efficacy', 'parameter_change',
-           'split_forget', 'tune']
+           'NonFiniteLogitsError', 'UnlearnReport', 'compare', 'evaluate', 'mia_attacks', 'mia_auc', 'mia_efficacy',
+           'parameter_change', 'split_forget', 'tune']
 
-# %% ../../nbs/ugradsl/index.ipynb #93488190
+# %% ../../nbs/ugradsl/index.ipynb #fa4c3ec4
 from .theory import InfluenceTerms, Theorem2, alpha_bounds, label_ldp_epsilon, softmax_influence, theorem2
 from .losses import adaptive_alpha, gls_cross_entropy, gls_targets, mixed_unlearn_loss
 from .unlearning import FineTune, GradientAscent, UGradSL, UGradSLPlus, UnlearnResult, Unlearner, UnlearningDivergedError
 from .baselines import METHODS, BoundaryExpand, BoundaryShrink, InfluenceUnlearn, L1Sparse, RandomLabel, Retrain, SalUn, unlearn
-from .report import UnlearnReport, compare, evaluate, mia_attacks, mia_auc, mia_efficacy, parameter_change, split_forget, tune
+from .report import NonFiniteLogitsError, UnlearnReport, compare, evaluate, mia_attacks, mia_auc, mia_efficacy, parameter_change, split_forget, tune
 
 _all_ = ["InfluenceTerms", "Theorem2", "alpha_bounds", "label_ldp_epsilon", "softmax_influence", "theorem2",
          "adaptive_alpha", "gls_cross_entropy", "gls_targets", "mixed_unlearn_loss",
          "FineTune", "GradientAscent", "UGradSL", "UGradSLPlus", "UnlearnResult", "Unlearner", "UnlearningDivergedError",
          "METHODS", "BoundaryExpand", "BoundaryShrink", "InfluenceUnlearn", "L1Sparse", "RandomLabel", "Retrain", "SalUn", "unlearn",
-         "UnlearnReport", "compare", "evaluate", "mia_attacks", "mia_auc", "mia_efficacy", "parameter_change", "split_forget", "tune"]
+         "NonFiniteLogitsError", "UnlearnReport", "compare", "evaluate", "mia_attacks", "mia_auc", "mia_efficacy", "parameter_change", "split_forget", "tune"]

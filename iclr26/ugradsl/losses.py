@@ -43,18 +43,32 @@ def gls_targets(
     a = torch.as_tensor(alpha, dtype=dtype or torch.get_default_dtype(), device=y.device).reshape(-1, 1)
     return (1 - a) * F.one_hot(y.long(), num_classes).to(a.dtype) + a / num_classes
 
-# %% ../../nbs/ugradsl/losses.ipynb #6d36ef86
+# %% ../../nbs/ugradsl/losses.ipynb #164bdfde
+class _SmoothedNLL(torch.autograd.Function):
+    "Cross entropy (B,) of smoothed labels from log-probabilities (B, K); keeps no (B, K) tensor and writes its gradient in one pass."
+    @staticmethod
+    def forward(ctx, log_q: Tensor, y: Tensor, alpha: Tensor) -> Tensor:  # alpha () or (B,), without gradient
+        ctx.save_for_backward(y, alpha)
+        ctx.K = log_q.shape[1]
+        return (alpha - 1) * log_q.gather(1, y[:, None])[:, 0] - alpha / ctx.K * log_q.sum(1)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        y, alpha = ctx.saved_tensors
+        others = (-alpha / ctx.K * g)[:, None].expand(-1, ctx.K).contiguous()
+        return others.scatter_add_(1, y[:, None], ((alpha - 1) * g)[:, None]), None, None
+
 def _gls_rows(log_q: Tensor, y: Tensor, alpha: float | Tensor) -> Tensor:
     "Cross entropy (B,) of smoothed labels from log-probabilities (B, K)."
-    true = F.nll_loss(log_q, y, reduction="none")
-    if isinstance(alpha, (int, float)) and alpha == 0: return true
-    if isinstance(alpha, Tensor): alpha = alpha.to(log_q)
-    return (1 - alpha) * true - alpha * log_q.mean(1)
+    if not isinstance(alpha, Tensor) and alpha == 0: return F.nll_loss(log_q, y, reduction="none")
+    alpha = torch.as_tensor(alpha, dtype=log_q.dtype, device=log_q.device)
+    if alpha.requires_grad: return (alpha - 1) * log_q.gather(1, y[:, None])[:, 0] - alpha * log_q.mean(1)
+    return _SmoothedNLL.apply(log_q, y, alpha)
 
 def _reduce(rows: Tensor, reduction: str) -> Tensor:
     return rows.mean() if reduction == "mean" else rows.sum() if reduction == "sum" else rows
 
-# %% ../../nbs/ugradsl/losses.ipynb #dd6cd2dd
+# %% ../../nbs/ugradsl/losses.ipynb #63b6528e
 def gls_cross_entropy(
     logits: Tensor,          # (B, K)
     y: Tensor,               # (B,) int labels
@@ -67,9 +81,9 @@ def gls_cross_entropy(
     if logits.ndim != 2 or len(logits) != len(y): raise ValueError(f"logits {tuple(logits.shape)} and y {tuple(y.shape)}: expected (B, K) and (B,)")
     _check_labels(y, logits.shape[1])
     _check_alpha(alpha, len(y))
-    return _reduce(_gls_rows(logits.log_softmax(1), y, alpha), reduction)
+    return _reduce(_gls_rows(logits.log_softmax(1), y.long(), alpha), reduction)
 
-# %% ../../nbs/ugradsl/losses.ipynb #2d6737ad
+# %% ../../nbs/ugradsl/losses.ipynb #8705f2a5
 def _check_mixing(p: float, floor, reduction: str) -> None:
     if not 0 <= p <= 1: raise ValueError(f"p={p}: expected a value in [0, 1]")
     if floor not in ("chance", None): raise ValueError(f"floor={floor!r}: expected 'chance' or None")
@@ -81,7 +95,7 @@ def _warn_positive(alpha: float | Tensor) -> None:
 
 def _forget_term(logits: Tensor, y: Tensor, alpha: float | Tensor, floor: str | None, reduction: str) -> tuple[Tensor, Tensor]:
     "Reduced smoothed cross entropy after the floor, and the share of active samples."
-    log_q = logits.log_softmax(1)
+    log_q, y = logits.log_softmax(1), y.long()
     rows = _gls_rows(log_q, y, alpha)
     if floor is None: return _reduce(rows, reduction), torch.ones(())
     active = log_q.detach().gather(1, y[:, None])[:, 0] > -math.log(logits.shape[1])
