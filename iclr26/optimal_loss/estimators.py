@@ -596,7 +596,7 @@ def _hold(data, n, sources, L, room, generator, row_bytes):
     if at != n: raise ValueError(f"data: the second pass gave {at} points, the first {n}; expected a fixed data set")
     return _Held(n, wanted, torch.cat(kept), sources, list(pool.split(L)))
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #c1ebe97d
+# %% ../../nbs/optimal_loss/estimators.ipynb #e95da69c
 def optimal_loss(
     data,                     # floating Tensor or ndarray [N,...], memory map, map-style Dataset of points, or re-iterable of batches
     sigmas,                   # [K] VE noise levels in data units, strictly increasing
@@ -639,6 +639,7 @@ def optimal_loss(
         labels = torch.as_tensor(labels).cpu()
         if labels.shape != (n,) or labels.is_floating_point() or labels.dtype == torch.bool: raise ValueError(f"labels: expected {n} integers, got {labels.dtype} of shape {tuple(labels.shape)}")
         if rows is None: raise ValueError("labels need data that can be indexed: expected an array, a memory map, or a loader that fits max_bytes/2")
+    if rows is None and method == "auto": method = "cdol"
     plan, note = _plan(*options(n)), {}
     if rows is None:
         if plan.method in ("full", "knn"): raise ValueError(f"method={plan.method!r} needs data that can be indexed; these do not fit max_bytes/2={max_bytes // 2}: expected cdol, dol or snis, or a memory map")

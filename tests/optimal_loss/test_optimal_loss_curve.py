@@ -133,6 +133,7 @@ def test_stream_weights_and_refusals():
     w = torch.zeros(900); w[:40] = 1
     few = optimal_loss(loader, LEVELS, method="snis", subset=60, weights=w, n_noise=100, max_bytes=42_000)
     assert math.isclose(few.tr_cov, float(X[:40].double().var(0, unbiased=False).sum()), rel_tol=1e-6)
+    assert optimal_loss(loader, LEVELS, n_noise=50, max_bytes=42_000).method == "cdol"
     for bad in (w[:-1], torch.ones(901)):
         with pytest.raises(ValueError, match="weights"): optimal_loss(loader, LEVELS, method="snis", weights=bad, max_bytes=42_000)
     for kwargs in (dict(method="full"), dict(method="knn", subset=100), dict(labels=torch.zeros(900, dtype=torch.long)), dict(n_noise=900, subset=900)):
