@@ -41,7 +41,7 @@ def _no_autocast(x: Tensor):
 def _cast(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return t if t is None or t.dtype == dtype else t.to(dtype)
 
-# %% ../../nbs/fles/activation.ipynb #04542410
+# %% ../../nbs/fles/activation.ipynb #7b7bdba8
 def _pooled_axes(x: Tensor, dim: int | Sequence[int]) -> tuple[int, ...]:
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     for d in dims:
@@ -74,6 +74,18 @@ def _positive_sums(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
     return total.view(shape), count.view(shape)
 
+def _add_share(gx: Tensor | None, x: Tensor, share: Tensor) -> Tensor:
+    "gx + share where x >= 0; in place where a compiled loop may."
+    plain = not torch.is_grad_enabled() and _compiled(x) and (gx is None or gx.is_contiguous() and gx.dtype == x.dtype)
+    view = _stat_view(x, tuple(d for d in range(x.ndim) if share.shape[d] != x.shape[d])) if plain else None
+    if view is None:
+        g = ((x >= 0) * share).to(x.dtype)
+        return g if gx is None else gx + g
+    from iclr26.fles.kernels import cpu_add_mask
+    gx = torch.zeros_like(x) if gx is None else gx
+    cpu_add_mask(gx.view(view[0]), x.view(view[0]), share.reshape(share.shape[0] if view[0][0] == x.shape[0] else 1, -1), view[1])
+    return gx
+
 class _PositiveMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, dims):
@@ -85,11 +97,22 @@ class _PositiveMean(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         x, count = ctx.saved_tensors
-        share = g / count
-        if not torch.is_grad_enabled() and _compiled(x) and (view := _stat_view(x, tuple(d for d in range(x.ndim) if share.shape[d] != x.shape[d]))):
-            from iclr26.fles.kernels import cpu_mask
-            return cpu_mask(x.view(view[0]), share.reshape(share.shape[0] if view[0][0] == x.shape[0] else 1, -1), view[1]).view(x.shape), None
-        return ((x >= 0) * share).to(x.dtype), None
+        return _add_share(None, x, g / count), None
+
+class _MeanAndSelf(torch.autograd.Function):
+    "Positive mean and x itself. Whoever uses both gets the two gradients of x added without another tensor; only the gate may use the second output."
+    @staticmethod
+    def forward(ctx, x, dims):
+        ctx.set_materialize_grads(False)
+        total, count = _positive_sums(x, dims)
+        count.clamp_(min=1)
+        ctx.save_for_backward(x, count)
+        return total.div_(count), x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g, gx):
+        x, count = ctx.saved_tensors
+        return gx if g is None else _add_share(gx, x, g / count), None
 
 # %% ../../nbs/fles/activation.ipynb #155abc07
 def positive_mean(
@@ -253,7 +276,7 @@ def fles(
     _choice("gate", gate, ("sigmoid", "erf"))
     return _gated(x, _coefficient("kappa_ve", kappa_ve, x), _coefficient("kappa_ho", kappa_ho, x), None, gate, fused)
 
-# %% ../../nbs/fles/activation.ipynb #5f7e816d
+# %% ../../nbs/fles/activation.ipynb #25d781db
 class _ChannelActivation(nn.Module):
     "Knows its channels and says so when an input does not fit."
     def __init__(self, channels: int, channel_dim: int = -1):
@@ -279,7 +302,9 @@ class _ChannelActivation(nn.Module):
         return ", ".join([str(self.channels), *(f"{n.removesuffix('_kind')}={getattr(self, n)!r}" for n in names if getattr(self, n, None) is not None)])
 
 class _Scaled(_ChannelActivation):
-    "An activation of form (1): `coefficients` says how it is scaled."
+    "An activation of form (1): `_from_mean` makes two coefficients, channels last, from the statistic."
+    positive = True     # the statistic leaves negative responses out
+
     def _init_gate(self, gate: str, fused: bool):
         _choice("gate", gate, ("sigmoid", "erf"))
         self.gate, self.fused = gate, bool(fused)
@@ -299,16 +324,27 @@ class _Scaled(_ChannelActivation):
 
     def _shift(self, x: Tensor, axis: int) -> Tensor | None: return None
 
+    def _coefficients(self, x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+        mean, expand = self._mean(x, axis, self.positive)
+        return tuple(map(expand, self._from_mean(mean)))
+
     def forward(self, x: Tensor) -> Tensor:
         axis = self._axis(x)
         if x.numel() == 0: return x.clone()
-        with _no_autocast(x): return _gated(x, *self._coefficients(x, axis), self._shift(x, axis), self.gate, self.fused)
+        with _no_autocast(x):
+            shift, dims = self._shift(x, axis), self._pooled(x, axis)
+            if not dims: return _gated(x, *self._coefficients(x, axis), shift, self.gate, self.fused)
+            mean, x = _MeanAndSelf.apply(x, dims)
+            return _gated(x, *(k.movedim(-1, axis) for k in self._from_mean(mean.movedim(axis, -1))), shift, self.gate, True)
 
-# %% ../../nbs/fles/activation.ipynb #531f2e82
+    def _pooled(self, x: Tensor, axis: int) -> tuple[int, ...]:
+        "Axes of the statistic where it and the gate can share one gradient, else ()."
+        shared = self.fused and self.positive and not self.detach_stats and self.scope in ("sample", "batch")
+        return tuple(d for d in range(x.ndim) if d != axis and (d or self.scope == "batch")) if shared else ()
+
+# %% ../../nbs/fles/activation.ipynb #707b058d
 class FleS(_Scaled):
     "Activation whose gate height and steepness follow each channel's positive mean, equations (1) and (3). Tensor -> same shape and dtype."
-    positive = True
-
     def __init__(
         self,
         channels: int,                          # C, size of channel_dim
@@ -347,15 +383,14 @@ class FleS(_Scaled):
         if self.norm_kind == "ln": return F.layer_norm(mean, (self.channels,), _cast(self.norm.weight, mean.dtype), _cast(self.norm.bias, mean.dtype), self.norm.eps)
         return _relative(mean) if self.norm_kind == "mean" else mean
 
-    def _coefficients(self, x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-        mean, expand = self._mean(x, axis, self.positive)
+    def _from_mean(self, mean: Tensor) -> tuple[Tensor, Tensor]:
         u = self._normalised(mean)
         trunks = ("trunk", "trunk") if self.share_trunk else ("trunk_ve", "trunk_ho")
         h = F.relu(self._linear(trunks[0], u))
         h = (h, h) if self.share_trunk else (h, F.relu(self._linear(trunks[1], u)))
-        return tuple(expand(F.softplus(self._linear(head, t))) for head, t in zip(("head_ve", "head_ho"), h))
+        return tuple(F.softplus(self._linear(head, t)) for head, t in zip(("head_ve", "head_ho"), h))
 
-# %% ../../nbs/fles/activation.ipynb #affe16d1
+# %% ../../nbs/fles/activation.ipynb #15645fe8
 class FleSPN(FleS):
     "FleS whose cue is the mean over all responses, positive and negative."
     positive = False
@@ -396,10 +431,9 @@ class FleSProto(_Scaled):
         self._init_scope(scope, window, detach_stats)
         _scalars(self, channels, per_channel, alpha_ve=alpha_init, gamma_ve=gamma_init, alpha_ho=alpha_init, gamma_ho=gamma_init)
 
-    def _coefficients(self, x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-        mean, expand = self._mean(x, axis)
+    def _from_mean(self, mean: Tensor) -> tuple[Tensor, Tensor]:
         mu = _relative(mean)
-        kappa = lambda alpha, gamma: expand(F.softplus(_cast(alpha, mu.dtype) * mu + _cast(gamma, mu.dtype)))
+        kappa = lambda alpha, gamma: F.softplus(_cast(alpha, mu.dtype) * mu + _cast(gamma, mu.dtype))
         return kappa(self.alpha_ve, self.gamma_ve), kappa(self.alpha_ho, self.gamma_ho)
 
 class FleSDG(_Scaled):
@@ -408,6 +442,8 @@ class FleSDG(_Scaled):
         super().__init__(channels, channel_dim)
         self._init_gate(gate, fused)
         _scalars(self, channels, per_channel, gamma_ve=gamma_init, gamma_ho=gamma_init)
+
+    def _pooled(self, x: Tensor, axis: int) -> tuple[int, ...]: return ()
 
     def _coefficients(self, x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
         return F.softplus(self._along(self.gamma_ve, x)), F.softplus(self._along(self.gamma_ho, x))

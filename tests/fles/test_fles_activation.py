@@ -186,6 +186,18 @@ def test_gradcheck(kind, scope):
     assert torch.autograd.gradcheck(run, [x.requires_grad_(), *(p.detach().requires_grad_() for p in act.parameters())], atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_second_derivatives_and_repeated_backward(kind):
+    act = lively(kind(3).double())
+    x = torch.randn(2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4), requires_grad=True)
+    assert torch.autograd.gradgradcheck(act, x, atol=1e-6)
+    act, x = act.float(), x.detach().float().requires_grad_()
+    y = act(x)
+    first, second = (torch.autograd.grad(y, x, torch.ones_like(y), retain_graph=True)[0] for _ in range(2))
+    graph, = torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)                   # differentiable operations instead of the loops
+    assert torch.equal(first, second) and torch.allclose(first, graph, rtol=1e-5, atol=1e-6)
+
+
 def formula(act, mean):
     "Equation (3) of the activation page, by numpy, on a statistic with channels last."
     p = {k: v.double().numpy() for k, v in act.state_dict().items()}

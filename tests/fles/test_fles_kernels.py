@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from iclr26.fles import fles, positive_mean
-from iclr26.fles.kernels import compile_kernels, cpu_backward, cpu_forward, cpu_mask, cpu_positive_sums, kernel_fles, kernel_positive_mean
+from iclr26.fles.kernels import compile_kernels, cpu_add_mask, cpu_backward, cpu_forward, cpu_positive_sums, kernel_fles, kernel_positive_mean
 from iclr26.lab.kernels import HostKernel, KernelError, compilers, cuda_available
 
 torch.set_num_threads(1)
@@ -108,7 +108,7 @@ def test_cpu_loops(layout, batch):
     axis = 1 if layout == "tokens" else 2
     total, count = cpu_positive_sums(x, layout)
     assert torch.allclose(total, x.clamp(min=0).sum(axis), rtol=1e-5) and torch.equal(count, (x >= 0).sum(axis).float())
-    assert torch.equal(cpu_mask(x, k[2], layout), torch.where(x >= 0, wide(k[2]), torch.zeros(())))
+    assert torch.equal(cpu_add_mask(g.clone(), x, k[2], layout), g + torch.where(x >= 0, wide(k[2]), torch.zeros(())))
 
 
 def test_cpu_loops_refuse_other_layouts():
