@@ -16,7 +16,7 @@ from iclr26.lab.site import build, check_site
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("site"), pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
 DESKTOP, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
 OBSERVE = r"""() => {
   const size = e => { const r = e.getBoundingClientRect(); return [r.width, r.height]; };
