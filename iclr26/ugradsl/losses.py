@@ -14,11 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# %% ../../nbs/ugradsl/losses.ipynb #7ce0d3b4
-def _check_labels(y: Tensor, num_classes: int) -> None:
+# %% ../../nbs/ugradsl/losses.ipynb #950e5705
+def _check_label_type(y: Tensor, num_classes: int) -> None:
     if num_classes < 2: raise ValueError(f"num_classes={num_classes}: expected 2 or more")
     if y.ndim != 1: raise ValueError(f"y has shape {tuple(y.shape)}: expected (B,)")
     if y.is_floating_point() or y.dtype == torch.bool: raise ValueError(f"y has type {y.dtype}: expected integer labels")
+
+def _check_labels(y: Tensor, num_classes: int) -> None:
+    _check_label_type(y, num_classes)
     if not y.numel(): return
     low, high = map(int, torch.aminmax(y))
     if low < 0 or high >= num_classes: raise ValueError(f"y holds labels from {low} to {high}: expected 0 to {num_classes - 1}")
@@ -43,24 +46,35 @@ def gls_targets(
     a = torch.as_tensor(alpha, dtype=dtype or torch.get_default_dtype(), device=y.device).reshape(-1, 1)
     return (1 - a) * F.one_hot(y.long(), num_classes).to(a.dtype) + a / num_classes
 
-# %% ../../nbs/ugradsl/losses.ipynb #164bdfde
+# %% ../../nbs/ugradsl/losses.ipynb #ddb6fb62
 class _SmoothedNLL(torch.autograd.Function):
     "Cross entropy (B,) of smoothed labels from log-probabilities (B, K); keeps no (B, K) tensor and writes its gradient in one pass."
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, log_q: Tensor, y: Tensor, alpha: Tensor) -> Tensor:  # alpha () or (B,), without gradient
-        ctx.save_for_backward(y, alpha)
-        ctx.K = log_q.shape[1]
-        return (alpha - 1) * log_q.gather(1, y[:, None])[:, 0] - alpha / ctx.K * log_q.sum(1)
+    def forward(log_q: Tensor, y: Tensor, alpha: Tensor) -> Tensor:  # alpha () or (B,), without gradient
+        return (alpha - 1) * log_q.gather(1, y[:, None])[:, 0] - alpha / log_q.shape[1] * log_q.sum(1)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.K = inputs[0].shape[1]
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor, *_):
+        y, alpha = ctx.saved_tensors
+        return (alpha - 1) * tangent.gather(1, y[:, None])[:, 0] - alpha / ctx.K * tangent.sum(1)
 
     @staticmethod
     def backward(ctx, g: Tensor):
         y, alpha = ctx.saved_tensors
-        others = (-alpha / ctx.K * g)[:, None].expand(-1, ctx.K).contiguous()
-        return others.scatter_add_(1, y[:, None], ((alpha - 1) * g)[:, None]), None, None
+        others = (-alpha / ctx.K * g)[:, None].expand(-1, ctx.K)
+        return others.scatter_add(1, y[:, None], ((alpha - 1) * g)[:, None]), None, None
 
 def _gls_rows(log_q: Tensor, y: Tensor, alpha: float | Tensor) -> Tensor:
     "Cross entropy (B,) of smoothed labels from log-probabilities (B, K)."
-    if not isinstance(alpha, Tensor) and alpha == 0: return F.nll_loss(log_q, y, reduction="none")
+    if not isinstance(alpha, Tensor) and alpha == 0: return -log_q.gather(1, y[:, None])[:, 0]  # unlike nll_loss it ignores no label
     alpha = torch.as_tensor(alpha, dtype=log_q.dtype, device=log_q.device)
     if alpha.requires_grad: return (alpha - 1) * log_q.gather(1, y[:, None])[:, 0] - alpha * log_q.mean(1)
     return _SmoothedNLL.apply(log_q, y, alpha)
@@ -68,7 +82,7 @@ def _gls_rows(log_q: Tensor, y: Tensor, alpha: float | Tensor) -> Tensor:
 def _reduce(rows: Tensor, reduction: str) -> Tensor:
     return rows.mean() if reduction == "mean" else rows.sum() if reduction == "sum" else rows
 
-# %% ../../nbs/ugradsl/losses.ipynb #63b6528e
+# %% ../../nbs/ugradsl/losses.ipynb #d520fd69
 def gls_cross_entropy(
     logits: Tensor,          # (B, K)
     y: Tensor,               # (B,) int labels
@@ -79,9 +93,13 @@ def gls_cross_entropy(
     "Cross entropy with generalised smoothed labels, in the precision of the logits. ValueError as in `gls_targets`, or for an unknown reduction."
     if reduction not in ("mean", "sum", "none"): raise ValueError(f"reduction={reduction!r}: expected 'mean', 'sum' or 'none'")
     if logits.ndim != 2 or len(logits) != len(y): raise ValueError(f"logits {tuple(logits.shape)} and y {tuple(y.shape)}: expected (B, K) and (B,)")
-    _check_labels(y, logits.shape[1])
+    _check_label_type(y, logits.shape[1])
+    if not logits.is_cpu: _check_labels(y, logits.shape[1])
     _check_alpha(alpha, len(y))
-    return _reduce(_gls_rows(logits.log_softmax(1), y.long(), alpha), reduction)
+    try: return _reduce(_gls_rows(logits.log_softmax(1), y.long(), alpha), reduction)
+    except (IndexError, RuntimeError):  # on the CPU indexing itself notices a label out of range, so that the check costs nothing
+        _check_labels(y, logits.shape[1])
+        raise
 
 # %% ../../nbs/ugradsl/losses.ipynb #8705f2a5
 def _check_mixing(p: float, floor, reduction: str) -> None:

@@ -49,6 +49,15 @@ def test_gradients_in_float64(alpha, reduction):
     assert torch.autograd.gradcheck(lambda z: gls_cross_entropy(z, torch.tensor([0, 1, 2, 3, 0]), alpha, reduction=reduction), z)
 
 
+def test_hessian_and_function_transforms():
+    z, y = logits(3, 4), torch.tensor([0, 3, 1])
+    q = z.softmax(1)
+    H = torch.func.hessian(lambda z: gls_cross_entropy(z, y, -.7, reduction="sum"))(z)
+    for i in range(3): assert torch.allclose(H[i, :, i], torch.diag(q[i]) - torch.outer(q[i], q[i]), atol=1e-12)
+    assert torch.allclose(torch.func.grad(lambda z: gls_cross_entropy(z, y, -.7, reduction="sum"))(z), q - gls_targets(y, 4, -.7, dtype=torch.float64), atol=1e-12)
+    assert torch.autograd.gradgradcheck(lambda z: gls_cross_entropy(z, y, torch.tensor([-.7, 0., .3])), z.requires_grad_())
+
+
 def test_mixed_gradients_in_float64():
     y, yf = torch.tensor([0, 1, 2, 3, 0]), torch.tensor([3, 2, 1])
     for floor in ("chance", None):
