@@ -21,7 +21,7 @@ from ..lab.paths import write_atomic
 from .posterior import as_rows, check_weights
 from .processes import Process, process_scale
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #bc8f7745
+# %% ../../nbs/optimal_loss/estimators.ipynb #f9fef46e
 _FAR = 1e30             # distance of a candidate that is none: weight exactly 0, and 0 * _FAR = 0
 
 class _Moments:
@@ -34,7 +34,7 @@ class _Moments:
         self.zx = new(K, b, d) if mean else None
         self.top = new(K, b) if C < math.inf else new(K, b) - math.inf    # the logit that sums are relative to
         self.track = C == math.inf
-        self.tiny = (1e-12 if sources.dtype == torch.float32 else 1e-22) * min(1.0, 1 / C)
+        self.tiny = (1e-10 if sources.dtype == torch.float32 else 1e-22) * min(1.0, 1 / C)
         self.dead = 100 if sources.dtype == torch.float32 else 740
         self.wide, self.x2 = sources.to(torch.float64), sources.to(torch.float64).square().sum(1, keepdim=True)
         self.ex = (noise * sources).sum(1, keepdim=True)
@@ -416,7 +416,7 @@ def draw_sources(
     index = torch.cat([full, torch.randperm(n, generator=generator)[:m % n]])
     return index[torch.randperm(m, generator=generator)]
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #ac02864d
+# %% ../../nbs/optimal_loss/estimators.ipynb #e9229211
 @dataclass
 class _Plan:
     "Everything that is decided before the first matrix product."
@@ -446,7 +446,8 @@ class _Plan:
         own = self.neighbors * d * item * 4 + 2 * self.L if self.method == "knn" else 0
         each = two * (self.mean * K * d * item + 3 * K * item) + part * (24 + 5 * item) + d * (16 + 4 * item) + 5 * K * 8 + own
         if fixed + each > self.max_bytes: raise ValueError(f"max_bytes={self.max_bytes}: expected at least {fixed + each} for one source of {d} dimensions at {K} noise levels")
-        return max(1, min((self.max_bytes - fixed) // each, -(-self.M // 8), self.batch or self.M)), part
+        most = self.M if self.method == "full" else -(-self.M // 8)           # subsets: at least 8 batches for the standard error
+        return max(1, min((self.max_bytes - fixed) // each, most, 1024, self.batch or self.M)), part
 
 def _whole(value, name, low):
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low: raise ValueError(f"{name}={value!r}: expected a whole number >= {low}")
@@ -596,7 +597,7 @@ def _hold(data, n, sources, L, room, generator, row_bytes):
     if at != n: raise ValueError(f"data: the second pass gave {at} points, the first {n}; expected a fixed data set")
     return _Held(n, wanted, torch.cat(kept), sources, list(pool.split(L)))
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #e95da69c
+# %% ../../nbs/optimal_loss/estimators.ipynb #d2993588
 def optimal_loss(
     data,                     # floating Tensor or ndarray [N,...], memory map, map-style Dataset of points, or re-iterable of batches
     sigmas,                   # [K] VE noise levels in data units, strictly increasing
@@ -614,7 +615,7 @@ def optimal_loss(
     generator: torch.Generator | None = None,  # None: a fresh one seeded 0
     dtype: torch.dtype = torch.float32,  # of the arithmetic; float64 also allowed
     device=None,              # None: the data's
-    batch: int | None = None, # sources at once; None: as many as max_bytes allows, at most M/8
+    batch: int | None = None, # sources at once; None: as many as max_bytes allows, at most M/8 for subsets
     max_bytes: int = 2 ** 29, # bound of the working memory beyond the data
     progress: bool = False,   # show a bar
 ) -> "OptimalLossCurve":
