@@ -57,7 +57,7 @@ def from_json(text: str):
         return d
     return json.loads(text, object_hook=decode)
 
-# %% ../../nbs/lab/runs.ipynb #433850b1
+# %% ../../nbs/lab/runs.ipynb #a27bef5c
 class Recorder:
     "Collects what a reproduction measures and writes it to the run's folder. Display it, or call `finish`, for the verdict table."
     def __init__(
@@ -74,6 +74,7 @@ class Recorder:
         self.out = Path(out) if out else Path(tempfile.mkdtemp(prefix=f"iclr26-{paper}-"))
         self.interactive = out is None
         self.values, self.reasons, self.untested, self.notes, self.started = {c: {} for c in ids}, {}, {}, {}, time.time()
+        with contextlib.suppress(ValueError): self.started -= read_metrics(self.out)["seconds"]  # the time of an interrupted attempt counts
         self.save()
 
     def _claim(self, claim: str) -> Claim:

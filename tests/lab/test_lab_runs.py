@@ -54,6 +54,15 @@ def test_recorder_checks_before_it_stores(tmp_path):
         with pytest.raises(ValueError, match="name="): rec.stage(name, lambda: 1)
 
 
+def test_time_of_an_interrupted_attempt_counts(tmp_path):
+    claims = [Claim("D1", "s", "", "t", {"x": at_least(1)})]
+    first = runs.Recorder("demo", claims, out=tmp_path)
+    first.started -= 100
+    first.save()
+    runs.Recorder("demo", claims, out=tmp_path)
+    assert 100 <= runs.read_metrics(tmp_path)["seconds"] < 110
+
+
 def test_damaged_metrics_are_named(tmp_path):
     for content in ("", "{", "[]", '{"claims": {}}', "\xff"):
         (tmp_path / "metrics.json").write_text(content)
