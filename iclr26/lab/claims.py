@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SUPPORTED', 'REFUTED', 'INCONCLUSIVE', 'NOT_TESTED', 'VERDICTS', 'Criterion', 'at_least', 'at_most', 'between',
-           'equals', 'holds', 'interval', 'judge', 'combine', 'Claim', 'as_values']
+           'equals', 'holds', 'unanimous', 'interval', 'judge', 'combine', 'Claim', 'as_values']
 
 # %% ../../nbs/lab/claims.ipynb #46112429
 import math
@@ -13,7 +13,7 @@ from numbers import Real
 
 import numpy as np
 
-# %% ../../nbs/lab/claims.ipynb #4fc7a2e0
+# %% ../../nbs/lab/claims.ipynb #395d6408
 SUPPORTED, REFUTED, INCONCLUSIVE, NOT_TESTED = VERDICTS = ("supported", "refuted", "inconclusive", "not tested")
 
 @dataclass(frozen=True)
@@ -24,10 +24,15 @@ class Criterion:
     unit: str = ""       # unit that is shown behind values
     each: bool = False   # True: every seed's value must lie in the range; False: their mean
     truth: bool = False  # the value is a yes/no answer
+    against: tuple[float, float] | None = None  # (low, high): refuted only if every seed's value lies here; None: wherever the range above is missed
 
     def __post_init__(self):
         if math.isnan(self.low) or math.isnan(self.high) or self.low > self.high:
             raise ValueError(f"low={self.low}, high={self.high}: expected numbers with low <= high")
+        if self.against is None: return
+        low, high = self.against
+        if not self.each or not low <= high or (low <= self.high and self.low <= high):
+            raise ValueError(f"against={self.against}: expected (low, high) outside of [{self.low}, {self.high}], and each=True")
 
     def accepts(self, value: float) -> bool:
         "Whether one value lies in the range (limits included)."
@@ -35,14 +40,17 @@ class Criterion:
 
     def __str__(self):
         if self.truth: return "holds"
-        unit, number = f" {self.unit}" * bool(self.unit), "{:.6g}".format
-        if self.low == self.high: text = f"= {number(self.low)}{unit}"
-        elif self.high == math.inf: text = f"≥ {number(self.low)}{unit}"
-        elif self.low == -math.inf: text = f"≤ {number(self.high)}{unit}"
-        else: text = f"in [{number(self.low)}, {number(self.high)}]{unit}"
-        return text + " for each seed" * self.each
+        text = _range(self.low, self.high, self.unit) + " for each seed" * self.each
+        return text if self.against is None else f"{text} (refuted if {_range(*self.against, self.unit)} for each seed)"
 
-# %% ../../nbs/lab/claims.ipynb #3fd721f1
+def _range(low, high, unit):
+    unit, number = f" {unit}" * bool(unit), "{:.6g}".format
+    if low == high: return f"= {number(low)}{unit}"
+    if high == math.inf: return f"≥ {number(low)}{unit}"
+    if low == -math.inf: return f"≤ {number(high)}{unit}"
+    return f"in [{number(low)}, {number(high)}]{unit}"
+
+# %% ../../nbs/lab/claims.ipynb #edeff1fe
 def at_least(low: float, *, unit: str = "", each: bool = False) -> Criterion:
     "The value is `low` or more."
     return Criterion(float(low), math.inf, unit, each)
@@ -63,6 +71,10 @@ def holds() -> Criterion:
     "A yes/no property that must hold for every seed."
     return Criterion(1.0, 1.0, each=True, truth=True)
 
+def unanimous(accept: Criterion, refute: Criterion) -> Criterion:
+    "All seeds in `accept`: supported; all in `refute`: refuted; anything else is inconclusive. ValueError if the two overlap."
+    return Criterion(accept.low, accept.high, accept.unit, each=True, against=(refute.low, refute.high))
+
 # %% ../../nbs/lab/claims.ipynb #066e5f66
 def interval(
     values: list[float],       # one value per seed, finite
@@ -79,7 +91,7 @@ def interval(
         ci = bootstrap((x,), np.mean, confidence_level=confidence, method="percentile", rng=np.random.default_rng(0)).confidence_interval
     return float(ci.low), float(ci.high)
 
-# %% ../../nbs/lab/claims.ipynb #b04744cf
+# %% ../../nbs/lab/claims.ipynb #2720908a
 def judge(
     criterion: Criterion,
     values: list[float],  # one per seed
@@ -89,13 +101,19 @@ def judge(
     if not values: return NOT_TESTED
     if not np.isfinite(values).all(): return REFUTED
     if criterion.each:
-        if not all(map(criterion.accepts, values)): return REFUTED
+        if not all(map(criterion.accepts, values)): return _against(criterion, values, seeds)
         return SUPPORTED if len(values) >= seeds else INCONCLUSIVE
     if len(values) < seeds: return INCONCLUSIVE
     low, high = interval(values) or (values[0], values[0])
     if criterion.low <= low and high <= criterion.high: return SUPPORTED
     if high < criterion.low or low > criterion.high: return REFUTED
     return INCONCLUSIVE
+
+def _against(criterion, values, seeds):
+    "Verdict of a criterion for each seed that some value misses."
+    if criterion.against is None: return REFUTED
+    low, high = criterion.against
+    return REFUTED if len(values) >= seeds and all(low <= v <= high for v in values) else INCONCLUSIVE
 
 def combine(verdicts: list[str]) -> str:
     "Verdict of a conjunction: one refuted part refutes it, one missing part leaves it untested, one open part leaves it open."

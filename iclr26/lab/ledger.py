@@ -54,7 +54,7 @@ def from_metrics(
             "command": repeat, "seconds": round(sum(m["seconds"] for m in metrics), 1), "peak_memory_mb": round(max(m["peak_memory_mb"] for m in metrics)),
             "environment": environment, "claims": claims, "notes": _plain(first["notes"])}
 
-# %% ../../nbs/lab/ledger.ipynb #6f9915d4
+# %% ../../nbs/lab/ledger.ipynb #10c00805
 def _plain(value):
     "JSON without the markers of `to_json`: non-finite numbers become null."
     if isinstance(value, float): return value if math.isfinite(value) else None
@@ -67,7 +67,7 @@ def _judge_claim(parts: list[dict], command: str) -> dict:
     head, measures = parts[0], []
     for name, spec in head["criteria"].items():
         values = [v for part in parts for v in part["values"].get(name, [])]
-        criterion = Criterion(**{k: spec[k] for k in ("low", "high", "unit", "each", "truth")})
+        criterion = Criterion(**{k: v for k, v in spec.items() if k != "text"})
         finite = values and all(map(math.isfinite, values))
         measures.append({"name": name, "criterion": spec["text"], "unit": spec["unit"], "values": _plain(values), "mean": sum(values) / len(values) if finite else None,
                          "interval": _plain(interval(values)) if finite else None, "verdict": judge(criterion, values, head["seeds"])})

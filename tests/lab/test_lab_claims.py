@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from iclr26.lab.claims import (INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, VERDICTS, Claim, Criterion, as_values, at_least, at_most, between, combine,
-                               equals, holds, interval, judge)
+                               equals, holds, interval, judge, unanimous)
 
 numbers = st.floats(-1e6, 1e6)
+GAIN = unanimous(at_most(.98), at_least(1.02))
 
 
 @pytest.mark.parametrize("criterion, values, seeds, verdict", [
@@ -17,6 +18,8 @@ numbers = st.floats(-1e6, 1e6)
     (at_least(1), [0.5, 1.6, 1.1], 3, INCONCLUSIVE), (at_least(1), [2, 2], 3, INCONCLUSIVE), (at_least(1), [], 1, NOT_TESTED),
     (at_least(1), [math.nan, 2], 1, REFUTED), (at_least(1), [math.inf], 1, REFUTED), (at_least(1, each=True), [5, 5, 0.9], 3, REFUTED),
     (at_least(1, each=True), [5, 5], 3, INCONCLUSIVE), (holds(), [1, 1], 2, SUPPORTED), (holds(), [1, 0], 2, REFUTED), (at_least(1), [3, 3, 3], 3, SUPPORTED),
+    (GAIN, [.9, .98, .5], 3, SUPPORTED), (GAIN, [1.02, 1.3, 2], 3, REFUTED), (GAIN, [.9, .9, .99], 3, INCONCLUSIVE), (GAIN, [.9, 1.1, 1.2], 3, INCONCLUSIVE),
+    (GAIN, [1.1, 1.1], 3, INCONCLUSIVE), (GAIN, [.9, .9], 3, INCONCLUSIVE), (GAIN, [1.0, 1.0, 1.0], 3, INCONCLUSIVE), (GAIN, [.9, math.nan, .9], 3, REFUTED),
 ])
 def test_judge_by_hand(criterion, values, seeds, verdict):
     assert judge(criterion, values, seeds) == verdict
@@ -66,6 +69,11 @@ def test_values_from_numpy_and_torch():
 
 
 def test_criteria_print_like_a_formula():
-    texts = map(str, (at_least(0.9), at_most(2, unit="MB"), between(1, 2, each=True), equals(3), holds()))
-    assert list(texts) == ["≥ 0.9", "≤ 2 MB", "in [1, 2] for each seed", "= 3", "holds"]
+    texts = map(str, (at_least(0.9), at_most(2, unit="MB"), between(1, 2, each=True), equals(3), holds(), GAIN))
+    assert list(texts) == ["≥ 0.9", "≤ 2 MB", "in [1, 2] for each seed", "= 3", "holds", "≤ 0.98 for each seed (refuted if ≥ 1.02 for each seed)"]
     assert isinstance(at_least(1), Criterion)
+
+
+def test_a_unanimous_criterion_names_overlapping_ranges():
+    with pytest.raises(ValueError, match="against"): unanimous(at_most(1), at_least(0.9))
+    with pytest.raises(ValueError, match="against"): Criterion(0, 1, against=(2, 3))

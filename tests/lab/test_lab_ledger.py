@@ -5,7 +5,7 @@ import json
 import pytest
 
 from iclr26.lab import ledger as L
-from iclr26.lab.claims import REFUTED, SUPPORTED, Claim, at_least, holds
+from iclr26.lab.claims import INCONCLUSIVE, REFUTED, SUPPORTED, Claim, at_least, at_most, holds, unanimous
 from iclr26.lab.runs import Recorder, read_metrics
 
 
@@ -70,3 +70,12 @@ def test_committed_ledgers_satisfy_the_schema_and_belong_to_papers(root):
         ledger = L.read_ledger(path.stem)
         assert path.stem in names and ledger["profile"] == "full" and ledger["paper"] == path.stem
     assert names, "the library has papers"
+
+
+@pytest.mark.parametrize("values, verdict", [([.9, .95], SUPPORTED), ([1.1, 1.2], REFUTED), ([.9, 1.1], INCONCLUSIVE)])
+def test_a_unanimous_criterion_survives_the_way_to_the_ledger(tmp_path, values, verdict):
+    claim = Claim("D1", "s", "", "t", {"ratio": unanimous(at_most(.98), at_least(1.02))}, seeds=2)
+    rec = Recorder("demo", [claim], out=tmp_path)
+    rec.measure("D1", ratio=values)
+    rec.finish()
+    assert L.from_metrics([read_metrics(tmp_path)])["claims"][0]["verdict"] == verdict
