@@ -6,8 +6,8 @@
 __all__ = ['METHODS', 'FORMS', 'SubsetEstimates', 'subset_estimates', 'check_sigmas', 'memory_map', 'OptimalLossCurve',
            'draw_sources', 'optimal_loss']
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #76895140
-import json, math
+# %% ../../nbs/optimal_loss/estimators.ipynb #e8a18778
+import functools, json, math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,47 @@ from ..lab.paths import write_atomic
 from .posterior import as_rows, check_weights
 from .processes import Process, process_scale
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #f9fef46e
+# %% ../../nbs/optimal_loss/estimators.ipynb #d4afd517
+@functools.cache
+def _weigh():
+    "Compiled pass over one level: weights w = exp(logit - top) and their sums, for float32 on the CPU."
+    import numba
+    f32, i32 = np.float32, np.int32
+    fast = {"contract", "reassoc", "nsz", "arcp"}
+
+    @numba.njit(fastmath=fast, inline="always")
+    def exp(x):
+        n = np.floor(max(x, f32(-87)) * f32(1.44269504) + f32(.5))
+        r = max(x, f32(-87)) - n * f32(.693359375) + n * f32(2.12194440e-4)
+        p = f32(1.9875691500e-4)
+        for c in (f32(1.3981999507e-3), f32(8.3334519073e-3), f32(4.1665795894e-2), f32(1.6666665459e-1), f32(5.0000001201e-1)): p = p * r + c
+        y = (p * r * r + r + f32(1)) * i32((i32(n) + i32(127)) << i32(23)).view(f32)
+        return y if x > f32(-87) else f32(0)
+
+    @numba.njit(fastmath=fast, nogil=True)
+    def weigh(D, G, bias, half_snr, inverse, track, top, shrink, w, z, zD, column):
+        for m in range(len(D)):
+            level = top[m]
+            if track:                          # streaming log-sum-exp: the largest logit so far
+                for l in range(D.shape[1]):
+                    logit = -(D[m, l] * half_snr + G[m, l] * inverse)
+                    if len(bias): logit += bias[m, l]
+                    level = max(level, logit)
+                if level == -np.inf: level = f32(0)
+                shrink[m] = exp(top[m] - level)
+                z[m] *= shrink[m]; zD[m] *= shrink[m]; top[m] = level
+            total, moment = f32(0), f32(0)
+            for l in range(D.shape[1]):
+                logit = -(D[m, l] * half_snr + G[m, l] * inverse) - level
+                if len(bias): logit += bias[m, l]
+                v = exp(logit)
+                w[m, l] = v
+                total += v; moment += v * D[m, l]
+                column[l] = max(column[l], v)
+            z[m] += total; zD[m] += moment
+    return weigh
+
+# %% ../../nbs/optimal_loss/estimators.ipynb #f9343d2e
 _FAR = 1e30             # distance of a candidate that is none: weight exactly 0, and 0 * _FAR = 0
 
 class _Moments:
@@ -58,16 +98,36 @@ class _Moments:
         slope = float((-G / D.clamp_min(1e-12).sqrt()).amax())      # the largest z with logit <= z s - s^2/2, s = sqrt(D)/sigma
         nearest, extra = float(D.amin()) ** .5, 0.0 if bias is None else max(0.0, float(bias.amax()))
         self.track |= max(slope, 0) ** 2 / 2 + extra > 60
+        level = self._fused_level(D, G, bias) if D.device.type == "cpu" and D.dtype == torch.float32 else self._torch_level(D, G, bias)
         for k, sigma in enumerate(self.sigmas):
             s = nearest / sigma
             if self.C < math.inf and s > slope and slope * s - s * s / 2 + extra < -self.dead: continue
+            w, column = level(k, sigma)
+            if self.zx is not None: self._add_mean(k, w, column, rows)
+
+    def _fused_level(self, D, G, bias):
+        "A function (k, sigma) -> (weights [b,n], largest weight of each column [n]) that adds to z and zD, in one pass."
+        w, column, shrink = torch.empty_like(D), torch.empty(D.shape[1]), torch.ones(len(D))
+        D, G, bias = D.contiguous().numpy(), G.contiguous().numpy(), np.empty((0, 0), np.float32) if bias is None else bias.clamp_min(-_FAR).contiguous().numpy()
+        arrays, weigh = (shrink.numpy(), w.numpy()), _weigh()
+        def level(k, sigma):
+            column.zero_()
+            weigh(D, G, bias, np.float32(.5 / sigma ** 2), np.float32(1 / sigma), self.track, self.top[k].numpy(), *arrays, self.z[k].numpy(), self.zD[k].numpy(), column.numpy())
+            if self.track and self.zx is not None: self.zx[k] *= shrink[:, None]
+            return w, column
+        return level
+
+    def _torch_level(self, D, G, bias):
+        "The same for other devices and float64."
+        def level(k, sigma):
             w = torch.mul(D, -.5 / sigma ** 2) if bias is None else torch.add(bias, D, alpha=-.5 / sigma ** 2)
             w.add_(G, alpha=-1 / sigma)
             if self.track: self._rescale(k, w)
             w.exp_()
             self.z[k] += w.sum(1)
             self.zD[k] += torch.linalg.vecdot(w, D)
-            if self.zx is not None: self._add_mean(k, w, rows)
+            return w, w.amax(0)
+        return level
 
     def _rescale(self, k, logits):
         top = torch.maximum(self.top[k], logits.amax(1))
@@ -78,9 +138,9 @@ class _Moments:
         self.top[k] = top
         logits.sub_(level[:, None])
 
-    def _add_mean(self, k, w, rows):
+    def _add_mean(self, k, w, column, rows):
         if rows.ndim == 3: self.zx[k] += torch.bmm(w[:, None], rows)[:, 0]; return
-        live = w.amax(0) > self.tiny
+        live = column > self.tiny
         n = int(live.sum())
         if n == 0: return
         if n < .7 * len(live):
