@@ -327,7 +327,7 @@ class LogUniformSchedule(EDMSchedule):
         self.low, self.high = math.log(sigma_min), math.log(sigma_max)
     def sample(self, n, generator=None): return (self.low + (self.high - self.low) * _uniform(n, generator)).exp()
 
-# %% ../../nbs/optimal_loss/training.ipynb #63936a8c
+# %% ../../nbs/optimal_loss/training.ipynb #f06202eb
 class LossGapSchedule(_Schedule):
     "The paper's schedule (2), completed. ValueError: bins < 2, rho outside [0,1], ema outside [0,1), update_every < 1."
     def __init__(
@@ -371,8 +371,9 @@ class LossGapSchedule(_Schedule):
     def base_weight(self, sigma: torch.Tensor) -> torch.Tensor:
         "w(sigma) of (2), in the dtype of sigma."
         s = sigma.to(torch.float64)
-        bump = self.f_amp * torch.exp(-.5 * ((s.log() - self.mu) / self.varsigma) ** 2) / (self.varsigma * math.sqrt(2 * math.pi))
-        return (self.a * (1 / self.curve._evaluate(s)).clamp_max(self.w_star) + bump * (s < self.sigma_star)).to(sigma.dtype)
+        bump = s.log().sub_(self.mu).square_().mul_(-.5 / self.varsigma ** 2).exp_().mul_(s < self.sigma_star)
+        w = self.curve._evaluate(s).reciprocal().clamp_max_(self.w_star).mul_(self.a)
+        return w.add_(bump, alpha=self.f_amp / (self.varsigma * math.sqrt(2 * math.pi))).to(sigma.dtype)
 
     def refresh(self) -> None:
         "Recompute p from the present losses and tabulate the weights."
