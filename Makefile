@@ -8,7 +8,7 @@ SEEDS   ?=
 JOBS    ?=
 RUNS    ?= runs
 BIN     := $(VENV)/bin
-EXTRAS  := run,ecf8,video,optimal_loss,docs,dev
+EXTRAS  := run,ecf8,video,optimal_loss,rl,docs,dev
 
 export OMP_NUM_THREADS ?= 1
 
