@@ -6,7 +6,7 @@
 __all__ = ['transitive_targets', 'expectile_bce', 'expectile', 'distance_weight', 'ddpg_bc_loss', 'select_by_value', 'euler_flow',
            'EnsembleMLP', 'TransitiveCritic', 'GaussianActor', 'gaussian_log_prob', 'CategoricalActor', 'FlowActor']
 
-# %% ../../nbs/transitive_rl/critic.ipynb #9f715d75
+# %% ../../nbs/transitive_rl/critic.ipynb #05f0dda5
 import math
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..blocks.flow import flow_matching_loss
+from .layers import gelu_norm
 
 # %% ../../nbs/transitive_rl/critic.ipynb #408ea5c6
 def _open_unit(name: str, value) -> float:
@@ -159,7 +160,7 @@ def euler_flow(
     for step in range(_size("steps", steps)): x = x + velocity(x, step / steps) / steps
     return x
 
-# %% ../../nbs/transitive_rl/critic.ipynb #87ef1cff
+# %% ../../nbs/transitive_rl/critic.ipynb #a8643020
 class EnsembleMLP(nn.Module):
     "Independent multilayer perceptrons with one batched forward pass."
     def __init__(self,
@@ -193,9 +194,9 @@ class EnsembleMLP(nn.Module):
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases)):
             weight, bias = take(weight), take(bias)
             if layer:
-                x = F.gelu(x, approximate="tanh")
-                if self.layer_norm:
-                    x = F.layer_norm(x, x.shape[-1:], eps=1e-6)
+                if not self.layer_norm: x = F.gelu(x, approximate="tanh")
+                else:
+                    x = gelu_norm(x)
                     bias = torch.baddbmm(bias, take(self.shifts[layer - 1]), weight)
                     weight = weight * take(self.scales[layer - 1])
             x = torch.baddbmm(bias, x, weight)
