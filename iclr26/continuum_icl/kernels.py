@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .grid import Grid, check_fields, check_positive, multiply
 
-# %% ../../nbs/continuum_icl/kernels.ipynb #505ac386
+# %% ../../nbs/continuum_icl/kernels.ipynb #9b03b8a1
 CLOSE = 1e-2  # d^2 below this multiple of |a|^2 + |b|^2 loses more than two digits to cancellation
 
 def squared_distances(
@@ -23,12 +23,16 @@ def squared_distances(
 ) -> Tensor:    # [..., T1, T2]
     "All squared Euclidean distances by one matrix product, to full relative precision also for close pairs. Differentiable."
     same, centre = a is b, b.mean(-2, keepdim=True).detach()
-    a, b = a - centre, b - centre
-    size = a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1).unsqueeze(-2)
-    d2 = size - 2 * a @ b.mT
-    if same: d2 = d2.masked_fill(torch.eye(d2.shape[-1], dtype=torch.bool, device=d2.device), 0.0)
+    b = b - centre
+    a = b if same else a - centre
+    products = a @ b.mT
+    size_b = products.diagonal(dim1=-2, dim2=-1) if same else b.square().sum(-1)
+    size = (size_b if same else a.square().sum(-1)).unsqueeze(-1) + size_b.unsqueeze(-2)
+    d2 = size - 2 * products
     close = d2.detach() < CLOSE * size.detach()
-    if same: close = close & ~torch.eye(d2.shape[-1], dtype=torch.bool, device=d2.device)
+    if same:
+        diagonal = torch.eye(d2.shape[-1], dtype=torch.bool, device=d2.device)
+        d2, close = d2.masked_fill(diagonal, 0.0), close & ~diagonal
     pairs = close.nonzero(as_tuple=True)
     if len(pairs[0]) == 0: return d2
     if len(pairs[0]) > d2.numel() // 4 + 64: return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
