@@ -40,14 +40,14 @@ class GCFlowBCAgent(GCBCAgent):
         if self.n_actions is not None: raise ValueError(f"n_actions={self.n_actions}: expected continuous actions, a flow has no discrete ones")
         return FlowPolicy(value=False)
 
-# %% ../../nbs/transitive_rl/baselines.ipynb #8f378426
+# %% ../../nbs/transitive_rl/baselines.ipynb #069c093f
 def with_random_goals(
     batch: TransitiveBatch,
     dataset: TrajectoryDataset,
     p: float,                      # probability that a value goal is replaced
     rng: np.random.Generator,
 ) -> TransitiveBatch:
-    "Replace value goals by any rows of the data set; their offset is then meaningless, `j == k` still tells whether k is the goal."
+    "Replace value goals by any rows of the data set; `d_second` is then no number of steps."
     random = torch.from_numpy(rng.random(len(batch)) < p)
     j = torch.where(random, torch.from_numpy(rng.integers(0, len(dataset), len(batch))), batch.j)
     rows = j.numpy()
@@ -76,7 +76,8 @@ class GCIQLAgent(Agent):
         c = self.config
         with torch.no_grad():
             q_target = self.targets["critic"](batch.obs, batch.goal, batch.act).amin(0)
-            y = -1 + c.discount * (batch.k != batch.j) * self._v(batch.mid_obs, batch.goal)
+            arrived = (batch.mid_goal == batch.goal).all(-1)
+            y = -1 + c.discount * torch.where(arrived, 0.0, self._v(batch.mid_obs, batch.goal))
         v, q = self._v(batch.obs, batch.goal), self.nets["critic"](batch.obs, batch.goal, batch.act)
         gap = q_target - v
         weight = torch.where(gap.detach() < 0, 1 - c.expectile, c.expectile)
