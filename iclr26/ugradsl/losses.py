@@ -46,43 +46,46 @@ def gls_targets(
     a = torch.as_tensor(alpha, dtype=dtype or torch.get_default_dtype(), device=y.device).reshape(-1, 1)
     return (1 - a) * F.one_hot(y.long(), num_classes).to(a.dtype) + a / num_classes
 
-# %% ../../nbs/ugradsl/losses.ipynb #ddb6fb62
-class _SmoothedNLL(torch.autograd.Function):
-    "Cross entropy (B,) of smoothed labels from log-probabilities (B, K); keeps no (B, K) tensor and writes its gradient in one pass."
-    generate_vmap_rule = True
+# %% ../../nbs/ugradsl/losses.ipynb #88431e52
+class _SmoothedCE(torch.autograd.Function):
+    "Cross entropy (B,) of smoothed labels and softmax (B, K), from logits. Keeps only the softmax for the gradient, which it writes into one tensor."
+    @staticmethod
+    def forward(ctx, z: Tensor, y: Tensor, alpha: float | Tensor):  # alpha a number, () or (B,), without gradient
+        ctx.set_materialize_grads(False)
+        q, y = z.softmax(1), y[:, None]
+        own = z.gather(1, y)[:, 0]
+        rows = z.amax(1).sub_(own).sub_(q.amax(1).log_())
+        ctx.alpha = None if isinstance(alpha, Tensor) else alpha
+        ctx.save_for_backward(q, y, *((alpha,) if ctx.alpha is None else ()))
+        if ctx.alpha is None: rows.addcmul_(alpha, own - z.mean(1))
+        elif alpha: rows.add_(own - z.mean(1), alpha=alpha)
+        return rows, q
 
     @staticmethod
-    def forward(log_q: Tensor, y: Tensor, alpha: Tensor) -> Tensor:  # alpha () or (B,), without gradient
-        return (alpha - 1) * log_q.gather(1, y[:, None])[:, 0] - alpha / log_q.shape[1] * log_q.sum(1)
+    def backward(ctx, g: Tensor | None, g_q: Tensor | None):  # the second gradient occurs in derivatives of the first only
+        q, y, *alpha = ctx.saved_tensors
+        alpha, through_q = alpha[0] if alpha else ctx.alpha, None if g_q is None else q * (g_q - (q * g_q).sum(1, keepdim=True))
+        if g is None: return through_q, None, None
+        grad = torch.addcmul((alpha / -q.shape[1] * g)[:, None], q, g[:, None]).scatter_add_(1, y, ((alpha - 1) * g)[:, None])
+        return grad if through_q is None else grad + through_q, None, None
 
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.K = inputs[0].shape[1]
-        ctx.save_for_backward(*inputs[1:])
-        ctx.save_for_forward(*inputs[1:])
-
-    @staticmethod
-    def jvp(ctx, tangent: Tensor, *_):
-        y, alpha = ctx.saved_tensors
-        return (alpha - 1) * tangent.gather(1, y[:, None])[:, 0] - alpha / ctx.K * tangent.sum(1)
-
-    @staticmethod
-    def backward(ctx, g: Tensor):
-        y, alpha = ctx.saved_tensors
-        others = (-alpha / ctx.K * g)[:, None].expand(-1, ctx.K)
-        return others.scatter_add(1, y[:, None], ((alpha - 1) * g)[:, None]), None, None
-
-def _gls_rows(log_q: Tensor, y: Tensor, alpha: float | Tensor) -> Tensor:
-    "Cross entropy (B,) of smoothed labels from log-probabilities (B, K)."
-    if not isinstance(alpha, Tensor) and alpha == 0: return -log_q.gather(1, y[:, None])[:, 0]  # unlike nll_loss it ignores no label
-    alpha = torch.as_tensor(alpha, dtype=log_q.dtype, device=log_q.device)
-    if alpha.requires_grad: return (alpha - 1) * log_q.gather(1, y[:, None])[:, 0] - alpha * log_q.mean(1)
-    return _SmoothedNLL.apply(log_q, y, alpha)
+def _gls_rows(logits: Tensor, y: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
+    "Cross entropy (B,) of smoothed labels, and softmax (B, K). Half-precision logits are computed in float32."
+    if isinstance(alpha, Tensor): alpha = alpha.to(dtype=logits.dtype, device=logits.device)
+    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    if not (isinstance(alpha, Tensor) and alpha.requires_grad):
+        try: rows, q = _SmoothedCE.apply(wide, y, alpha)
+        except RuntimeError: pass  # inside a transform of torch.func or with forward-mode derivatives: plain operations, which know both
+        else: return rows.to(logits.dtype), q
+    log_q = wide.log_softmax(1)
+    rows = (alpha - 1) * log_q.gather(1, y[:, None])[:, 0]
+    if isinstance(alpha, Tensor) or alpha: rows = rows - alpha * log_q.mean(1)
+    return rows.to(logits.dtype), log_q.exp()
 
 def _reduce(rows: Tensor, reduction: str) -> Tensor:
     return rows.mean() if reduction == "mean" else rows.sum() if reduction == "sum" else rows
 
-# %% ../../nbs/ugradsl/losses.ipynb #d520fd69
+# %% ../../nbs/ugradsl/losses.ipynb #b03e4e52
 def gls_cross_entropy(
     logits: Tensor,          # (B, K)
     y: Tensor,               # (B,) int labels
@@ -96,12 +99,12 @@ def gls_cross_entropy(
     _check_label_type(y, logits.shape[1])
     if not logits.is_cpu: _check_labels(y, logits.shape[1])
     _check_alpha(alpha, len(y))
-    try: return _reduce(_gls_rows(logits.log_softmax(1), y.long(), alpha), reduction)
+    try: return _reduce(_gls_rows(logits, y.long(), alpha)[0], reduction)
     except (IndexError, RuntimeError):  # on the CPU indexing itself notices a label out of range, so that the check costs nothing
         _check_labels(y, logits.shape[1])
         raise
 
-# %% ../../nbs/ugradsl/losses.ipynb #8705f2a5
+# %% ../../nbs/ugradsl/losses.ipynb #771a7546
 def _check_mixing(p: float, floor, reduction: str) -> None:
     if not 0 <= p <= 1: raise ValueError(f"p={p}: expected a value in [0, 1]")
     if floor not in ("chance", None): raise ValueError(f"floor={floor!r}: expected 'chance' or None")
@@ -113,10 +116,10 @@ def _warn_positive(alpha: float | Tensor) -> None:
 
 def _forget_term(logits: Tensor, y: Tensor, alpha: float | Tensor, floor: str | None, reduction: str) -> tuple[Tensor, Tensor]:
     "Reduced smoothed cross entropy after the floor, and the share of active samples."
-    log_q, y = logits.log_softmax(1), y.long()
-    rows = _gls_rows(log_q, y, alpha)
+    y = y.long()
+    rows, q = _gls_rows(logits, y, alpha)
     if floor is None: return _reduce(rows, reduction), torch.ones(())
-    active = log_q.detach().gather(1, y[:, None])[:, 0] > -math.log(logits.shape[1])
+    active = q.detach().gather(1, y[:, None])[:, 0] > 1 / logits.shape[1]
     return _reduce(torch.where(active, rows, torch.zeros_like(rows)), reduction), active.float().mean()
 
 # %% ../../nbs/ugradsl/losses.ipynb #6e958de1
