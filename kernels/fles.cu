@@ -37,6 +37,21 @@ __device__ __forceinline__ double exponential(double t) { return exp(t); }
 // exp(-t) overflows to infinity for very negative t, and a quotient of 0 is what we want then; NaN stays NaN.
 template <class A> __device__ __forceinline__ A denominator(A t) { return A(1) + exponential(-t); }
 
+__device__ __forceinline__ float product_plus(float a, float b, float c) { return fmaf(a, b, c); }
+__device__ __forceinline__ double product_plus(double a, double b, double c) { return fma(a, b, c); }
+
+// v * r / (1 + exp(-t)), with an exponential that cannot overflow: for t < 0 both sides of the fraction are multiplied by exp(t).
+// Products, sum and quotient are rounded; what each of them lost is known exactly and put back in one correction, so that little
+// more than the error of exp remains. Where the quotient is not finite there is nothing to correct.
+template <class A> __device__ __forceinline__ A gated(A v, A r, A t) {
+    const A e = exponential(t < A(0) ? t : -t), m = t < A(0) ? e : A(1), d = A(1) + e;
+    const A p = v * r, n = p * m, y = n / d;
+    const A lost = product_plus(p, m, -n) + product_plus(v, r, -p) * m;
+    const A rest = product_plus(-y, d, n) + lost;
+    const A z = y + product_plus(-y, (A(1) - d) + e, rest) / d;
+    return z - z == A(0) ? z : y;
+}
+
 // Adds up the rows of a block; the result is in row 0.
 template <class A> __device__ __forceinline__ A over_rows(A v, A (*memory)[TILE]) {
     memory[threadIdx.y][threadIdx.x] = v;
@@ -87,7 +102,7 @@ template <class T> __global__ void __launch_bounds__(TILE * ROWS) fles_fwd(
     const A v = kv[(long long)blockIdx.x * C + c], h = kh[(long long)blockIdx.x * C + c];
     for (int n = threadIdx.y; n < N; n += ROWS) {
         const A r = widen<T>(x[first + (long long)n * C]);
-        y[first + (long long)n * C] = narrow<T>(v * r / denominator(h * r));
+        y[first + (long long)n * C] = narrow<T>(gated<A>(v, r, h * r));
     }
 }
 

@@ -61,6 +61,25 @@ def test_thread_order_does_not_matter():
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other)) and all(t.isfinite().all() for t in results[0])
 
 
+@pytest.mark.parametrize("scale", [.1, 1., 3., 20.])
+def test_host_forward_is_within_two_ulp(scale):
+    g = torch.Generator().manual_seed(7)
+    x = torch.randn(3, 61, 200, generator=g) * scale
+    kv, kh = torch.rand(2, 3, 200, generator=g) + .5
+    t = kh[:, None] * x                                     # as the kernel rounds it
+    x[t < -85] = 0                                          # exp(t) is not a normal float32 below
+    t = kh[:, None] * x
+    exact = kv[:, None].double() * torch.sigmoid(t.double()) * x.double()
+    spacing = torch.from_numpy(np.spacing(exact.float().abs().numpy())).double()
+    assert float(((kernel_fles(x, kv, kh, backend="host").double() - exact).abs() / spacing).max()) <= 2
+
+
+def test_host_forward_where_the_exponential_would_overflow():
+    x = torch.tensor([[[-87., -88., -89., -90.]]])
+    y = kernel_fles(x, torch.ones(1, 4), torch.ones(1, 4), backend="host")
+    assert torch.allclose(y.double(), x.double() * torch.sigmoid(x.double()), rtol=1e-5, atol=1e-42)
+
+
 def test_nan_and_infinity_in_the_kernel():
     x = torch.tensor([[[math.nan, math.inf, -200., 200.]]])
     one = torch.ones(1, 4)
