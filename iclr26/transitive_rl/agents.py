@@ -158,6 +158,20 @@ class FlowPolicy:
         scores = agent._score(obs.repeat_interleave(n, 0), goal.repeat_interleave(n, 0), samples.flatten(0, 1))
         return select_by_value(samples, scores.view(len(scores), -1, n))
 
+# %% ../../nbs/transitive_rl/agents.ipynb #0e7f3fe9
+def _as_vector(net: nn.Module) -> nn.Parameter:
+    "Move the parameters of `net`, and their gradients, into one vector; the parameters become views of it."
+    parameters = list(net.parameters())
+    starts = np.cumsum([0] + [-(-p.numel() // 16) * 16 for p in parameters])
+    vector = nn.Parameter(parameters[0].detach().new_zeros(int(starts[-1])), requires_grad=parameters[0].requires_grad)
+    if vector.requires_grad: vector.grad = torch.zeros_like(vector)
+    for p, a in zip(parameters, starts.tolist()):
+        view = lambda x: x.detach()[a:a + p.numel()].view(p.shape)
+        view(vector).copy_(p.detach())
+        p.data = view(vector)
+        if vector.requires_grad: p.grad = view(vector.grad)
+    return vector
+
 # %% ../../nbs/transitive_rl/agents.ipynb #dc1c356f
 @contextmanager
 def _torch_threads(n: int) -> Iterator[None]:
@@ -219,7 +233,7 @@ def _read_folder(folder: Path) -> tuple[dict, dict[str, Tensor]]:
     except FileNotFoundError: raise
     except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error: raise ValueError(f"folder={str(folder)!r} is no readable saved agent: {error}") from error
 
-# %% ../../nbs/transitive_rl/agents.ipynb #5a82cfbd
+# %% ../../nbs/transitive_rl/agents.ipynb #0d8a78dd
 class Agent:
     "Interface and training loop of all agents; subclasses give `_build`, `_losses` and `_score`."
     kind = ""                         # name in files
@@ -248,8 +262,9 @@ class Agent:
         if self.policy is not None: self.nets["actor"] = self.policy.network(self, self._noise)
         self.nets.to(config.device)
         for name in self._target_names(): self.targets[name] = copy.deepcopy(self.nets[name]).requires_grad_(False)
-        self._optimizer = torch.optim.Adam(self.nets.parameters(), config.lr, fused=True)
-        self._pairs = [list(pair) for pair in zip(*((t, p.detach()) for name in self.targets for t, p in zip(self.targets[name].parameters(), self.nets[name].parameters())))]
+        self._vectors = {name: _as_vector(net) for name, net in self.nets.items()}
+        self._averages = [(_as_vector(net), self._vectors[name].detach()) for name, net in self.targets.items()]
+        self._optimizer = torch.optim.Adam(self._vectors.values(), config.lr, fused=True)
 
     @classmethod
     def for_dataset(cls, config: TRLConfig, dataset: TrajectoryDataset, **kw) -> "Agent":
@@ -282,10 +297,10 @@ class Agent:
             metrics = {name: float(x.detach()) for name, x in (losses | numbers).items()}
             for name in losses:
                 if not math.isfinite(metrics[name]): raise FloatingPointError(f"{name} is {metrics[name]} after {self.steps_done} steps: the update was not made")
-            self._optimizer.zero_grad(set_to_none=True)
+            self._optimizer.zero_grad(set_to_none=False)
             sum(losses.values()).backward()
             self._optimizer.step()
-            if self._pairs: torch._foreach_lerp_(*self._pairs, self.config.tau)
+            for average, online in self._averages: average.lerp_(online, self.config.tau)
         self.steps_done += 1
         return metrics
 
