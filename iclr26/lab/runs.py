@@ -7,9 +7,9 @@ __all__ = ['PROFILES', 'check_profile', 'to_json', 'from_json', 'Recorder', 'Tab
            'parameters', 'environment', 'command', 'RunResult', 'is_finished', 'finished_runs', 'execute', 'grid',
            'reproduce', 'Progress']
 
-# %% ../../nbs/lab/runs.ipynb #1b5a4eb4
+# %% ../../nbs/lab/runs.ipynb #874a17ce
 import contextlib, hashlib, io, json, logging, os, platform, re, shutil, subprocess, sys, tarfile, tempfile, threading, time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -414,7 +414,7 @@ def _papermill(run: Run, folder: Path) -> str:
 
 def _one_line(text: str) -> str: return re.sub(r"\x1b\[[0-9;]*m", "", text or "").strip().split("\n")[0]
 
-# %% ../../nbs/lab/runs.ipynb #81573caf
+# %% ../../nbs/lab/runs.ipynb #a20c09b0
 def grid(
     papers: list[str],
     profile: str = "smoke",
@@ -441,7 +441,9 @@ def reproduce(
     out = Path(out).resolve()
     client = _client(distributed, scheduler, jobs or max(1, (os.cpu_count() or 2) // 2))
     try:
-        futures = [client.submit(_task, run, str(out), force, bool(scheduler), pure=False) for run in runs]
+        for run in runs: run.key                     # fixed before the work: sources edited meanwhile rename nothing
+        tasks = [replace(run) for run in runs] if scheduler else runs      # a far worker has sources of its own
+        futures = [client.submit(_task, run, str(out), force, bool(scheduler), pure=False) for run in tasks]
         order = {future.key: i for i, future in enumerate(futures)}
         results: list = [None] * len(runs)
         for future in distributed.as_completed(futures):

@@ -107,6 +107,15 @@ def test_killed_run_resumes_behind_its_finished_stages(library):
 
 
 @pytest.mark.slow
+def test_sources_edited_during_a_run_rename_nothing(library):
+    process = library.popen("iclr26", "reproduce", "demo", "--profile", "full", "-p", "slow=2", "--jobs", "1")
+    wait_for(lambda: library.log, process)
+    library.reproduction.write_text(library.reproduction.read_text().replace("0.01 * seed", "0.02 * seed"))
+    output = process.communicate(timeout=200)[0]
+    assert process.returncode == 0 and "D1" in output, output
+
+
+@pytest.mark.slow
 def test_two_processes_share_a_folder(library):
     both = [library.popen("iclr26", "reproduce", "demo", "--seeds", "0,", "-p", "slow=1") for _ in range(2)]
     outputs = [p.communicate(timeout=200)[0] for p in both]
