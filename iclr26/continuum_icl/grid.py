@@ -75,7 +75,7 @@ class Grid:
 
 def _mesh(axes: list[Tensor]) -> Tensor: return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
 
-# %% ../../nbs/continuum_icl/grid.ipynb #859f963e
+# %% ../../nbs/continuum_icl/grid.ipynb #4f76ed2e
 def check_fields(
     name: str,                  # argument name for the message
     x: Tensor,                  # [*lead, *grid.shape]
@@ -97,7 +97,7 @@ def check_positive(
     value: float,  # number
 ) -> float:        # value
     "Return `value` if it is a positive finite number, else ValueError (TypeError if it is no number)."
-    try: number = float(value)
+    try: number = float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError): raise TypeError(f"{name}={value!r}: expected a positive number") from None
     if not math.isfinite(number) or number <= 0: raise ValueError(f"{name}={value!r}: expected a positive finite number")
     return value

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .grid import Grid, check_fields, check_positive, multiply
 
-# %% ../../nbs/continuum_icl/kernels.ipynb #9b03b8a1
+# %% ../../nbs/continuum_icl/kernels.ipynb #fbcc0187
 CLOSE = 1e-2  # d^2 below this multiple of |a|^2 + |b|^2 loses more than two digits to cancellation
 
 def squared_distances(
@@ -23,11 +23,11 @@ def squared_distances(
 ) -> Tensor:    # [..., T1, T2]
     "All squared Euclidean distances by one matrix product, to full relative precision also for close pairs. Differentiable."
     same, centre = a is b, b.mean(-2, keepdim=True).detach()
-    b = b - centre
-    a = b if same else a - centre
-    products = a @ b.mT
-    size_b = products.diagonal(dim1=-2, dim2=-1) if same else b.square().sum(-1)
-    size = (size_b if same else a.square().sum(-1)).unsqueeze(-1) + size_b.unsqueeze(-2)
+    q = b - centre
+    p = q if same else a - centre
+    products = p @ q.mT
+    size_q = products.diagonal(dim1=-2, dim2=-1) if same else q.square().sum(-1)
+    size = (size_q if same else p.square().sum(-1)).unsqueeze(-1) + size_q.unsqueeze(-2)
     d2 = size - 2 * products
     close = d2.detach() < CLOSE * size.detach()
     if same:
