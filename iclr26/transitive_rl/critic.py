@@ -160,7 +160,7 @@ def euler_flow(
     for step in range(_size("steps", steps)): x = x + velocity(x, step / steps) / steps
     return x
 
-# %% ../../nbs/transitive_rl/critic.ipynb #a8643020
+# %% ../../nbs/transitive_rl/critic.ipynb #03f76a58
 class EnsembleMLP(nn.Module):
     "Independent multilayer perceptrons with one batched forward pass."
     def __init__(self,
@@ -181,6 +181,9 @@ class EnsembleMLP(nn.Module):
         self.scales = nn.ParameterList(torch.ones(n_members, h, 1) for h in sizes[1:-1] if layer_norm)
         self.shifts = nn.ParameterList(torch.zeros(n_members, 1, h) for h in sizes[1:-1] if layer_norm)
         with torch.no_grad(): self.weights[-1].mul_(head_scale)
+        none = [None] * len(self.weights)
+        before = ([None, *self.scales], [None, *self.shifts]) if layer_norm else (none, none)   # of the LayerNorm in front of each linear layer
+        self._layers = tuple(zip(self.weights, self.biases, *before))                           # looking them up in the lists costs as much as a small product
 
     def forward(self,
         x: Tensor,               # (B,in_dim), the same for all members, or (E,B,in_dim)
@@ -189,16 +192,11 @@ class EnsembleMLP(nn.Module):
     ) -> Tensor:                 # (E,B,out_dim)
         if x.ndim not in (2, 3) or x.shape[-1] != self.in_dim or x.ndim == 3 and len(x) != self.n_members:
             raise ValueError(f"x has shape {tuple(x.shape)}: expected (B, {self.in_dim}) or ({self.n_members}, B, {self.in_dim})")
-        take = (lambda p: p.detach()) if frozen else (lambda p: p)
         x = x if x.ndim == 3 else x.expand(self.n_members, *x.shape)
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases)):
-            weight, bias = take(weight), take(bias)
-            if layer:
-                if not self.layer_norm: x = F.gelu(x, approximate="tanh")
-                else:
-                    x = gelu_norm(x)
-                    bias = torch.baddbmm(bias, take(self.shifts[layer - 1]), weight)
-                    weight = weight * take(self.scales[layer - 1])
+        for layer, parameters in enumerate(self._layers):
+            weight, bias, scale, shift = (p if p is None or not frozen else p.detach() for p in parameters)
+            if layer: x = gelu_norm(x) if self.layer_norm else F.gelu(x, approximate="tanh")
+            if scale is not None: weight, bias = weight * scale, torch.baddbmm(bias, shift, weight)
             x = torch.baddbmm(bias, x, weight)
         return x
 
