@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MOVES', 'MAZES', 'GridMaze', 'collect_pointmaze', 'pointmaze_cells', 'draw_maze', 'collect_manipspace',
-           'cache_folder', 'load_play', 'EvalResult', 'rollout', 'evaluate', 'GuideAgent']
+           'cache_folder', 'load_play', 'load_ogbench', 'EvalResult', 'rollout', 'evaluate', 'GuideAgent']
 
 # %% ../../nbs/transitive_rl/environments.ipynb #35f7fda9
 import os
@@ -353,6 +353,21 @@ def load_play(
         except (FileNotFoundError, ValueError): dataset = collect(env_id, episodes=episodes, max_steps=max_steps, seed=seed, progress=progress)
         dataset.save(path)
     return dataset
+
+# %% ../../nbs/transitive_rl/environments.ipynb #7901c3ae
+def load_ogbench(
+    name: str,          # OGBench's data set name, such as "puzzle-3x3-play-v0"
+    path: str | Path,   # local npz of the training part; the validation part must lie beside it as <name>-val.npz
+) -> TrajectoryDataset:
+    "The training part of a local OGBench file with its oracle representations. FileNotFoundError names the missing file; ValueError for an unknown name."
+    ogbench, path = _ogbench(), Path(path)
+    for file in (path, path.with_name(f"{path.stem}-val.npz")):
+        if not file.is_file(): raise FileNotFoundError(f"path={str(path)!r}: expected the file {file}")
+    import gymnasium
+    base = str(name).removesuffix("-v0").removesuffix("-oraclerep")
+    if f"{base.rsplit('-', 1)[0]}-v0" not in gymnasium.registry: raise ValueError(f"name={name!r}: expected an OGBench data set name such as puzzle-3x3-play-v0")
+    _, train, _ = ogbench.make_env_and_datasets(f"{base}-oraclerep-v0", dataset_path=str(path), compact_dataset=True)
+    return TrajectoryDataset.from_ogbench(train)
 
 # %% ../../nbs/transitive_rl/environments.ipynb #28dbffe0
 @dataclass(frozen=True)
