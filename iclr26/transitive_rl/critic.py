@@ -35,7 +35,7 @@ def _size(name: str, value, least: int = 1) -> int:
 def _one_of(name: str, value, allowed: tuple) -> None:
     if not isinstance(value, str) or value not in allowed: raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
 
-# %% ../../nbs/transitive_rl/critic.ipynb #1188cc86
+# %% ../../nbs/transitive_rl/critic.ipynb #db9521e4
 def _log_factor(logits: Tensor | None, offsets: Tensor, log_discount: float, radius: int | None, name: str, dtype: torch.dtype) -> Tensor:
     "Logarithm of one factor of (1), (E,B) or (1,B)."
     exact = (offsets.to(dtype) * log_discount)[None]
@@ -68,7 +68,7 @@ def transitive_targets(
         if r is not None: _size(name, r, 0)
     dtype = given[0].dtype if given else torch.float32
     total = _log_factor(first_logits, d_first, log_discount, first_radius, "first_logits", dtype) + _log_factor(second_logits, d_second, log_discount, second_radius, "second_logits", dtype)
-    return total.clamp(min=torch.finfo(dtype).min)
+    return total.clamp(min=torch.finfo(dtype).min).expand(len(given[0]) if given else 1, -1)
 
 # %% ../../nbs/transitive_rl/critic.ipynb #7f8fdb9f
 def _binary_entropy(y: Tensor) -> Tensor: return -torch.xlogy(y, y) - torch.xlogy(1 - y, 1 - y)
