@@ -276,7 +276,54 @@ def fles(
     _choice("gate", gate, ("sigmoid", "erf"))
     return _gated(x, _coefficient("kappa_ve", kappa_ve, x), _coefficient("kappa_ho", kappa_ho, x), None, gate, fused)
 
-# %% ../../nbs/fles/activation.ipynb #25d781db
+# %% ../../nbs/fles/activation.ipynb #6a25f830
+def _whole_ops(x: Tensor, dims: tuple[int, ...], eps: float, w, b, w1, b1, wv, bv, wh, bh) -> Tensor:
+    "Equations (1) and (3) in plain torch operations."
+    axis = next(d for d in range(1, x.ndim) if d not in dims)
+    mean = x.clamp(min=0).sum(dims, keepdim=True) / (x >= 0).sum(dims, keepdim=True).clamp(min=1)
+    h = F.relu(F.linear(F.layer_norm(mean.movedim(axis, -1), w.shape, w, b, eps), w1, b1))
+    kv, kh = (F.softplus(F.linear(h, *head)).movedim(-1, axis) for head in ((wv, bv), (wh, bh)))
+    return _gate_ops(x, kv, kh, None, "sigmoid")
+
+class _WholeFleS(torch.autograd.Function):
+    "Statistic, layer norm, trunk, heads and gate with compiled loops."
+    @staticmethod
+    def forward(ctx, x, dims, eps, w, b, w1, b1, wv, bv, wh, bh):
+        from iclr26.fles.kernels import cpu_forward, cpu_positive_sums
+        y = torch.empty_like(x)                 # before all small tensors: it then gets the memory that the last output has left
+        view, layout = _stat_view(x, dims)
+        total, count = cpu_positive_sums(x.view(view), layout)
+        if 0 in dims and len(total) > 1: total, count = total.sum(0, keepdim=True), count.sum(0, keepdim=True)
+        mean = total.div_(count.clamp_(min=1))
+        u, centre, scale = torch.native_layer_norm(mean, w.shape, w, b, eps)
+        h = torch.addmm(b1, u, w1.t()).relu_()
+        av, ah = torch.addmm(bv, h, wv.t()), torch.addmm(bh, h, wh.t())
+        kv, kh = F.softplus(av), F.softplus(ah)
+        ctx.dims, ctx.eps, ctx.layout, ctx.view = dims, eps, layout, (len(x), -1, x.shape[-1]) if layout == "tokens" else view
+        if any(ctx.needs_input_grad): ctx.save_for_backward(x, count, mean, centre, scale, u, h, av, ah, kv, kh, w, b, w1, b1, wv, bv, wh, bh)
+        cpu_forward(x.view(ctx.view), layout, kv, kh, out=y.view(ctx.view))
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        x, count, mean, centre, scale, u, h, av, ah, kv, kh, *parameters = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            wanted = [t for t, need in zip((x, *parameters), (ctx.needs_input_grad[0], *ctx.needs_input_grad[3:])) if need]
+            found = iter(torch.autograd.grad(_whole_ops(x, ctx.dims, ctx.eps, *parameters), wanted, g, create_graph=True))
+            return tuple(next(found) if need else None for need in ctx.needs_input_grad)
+        from iclr26.fles.kernels import cpu_add_mask, cpu_backward
+        w, b, w1, _, wv, _, wh, _ = parameters
+        data = x.view(ctx.view)
+        gx, gv, gh, _ = cpu_backward(data, g.contiguous().view(ctx.view), ctx.layout, kv, kh)
+        if len(kv) < len(gv): gv, gh = gv.sum(0, keepdim=True), gh.sum(0, keepdim=True)
+        gv, gh = (torch.ops.aten.softplus_backward(k, a, 1, 20) for k, a in ((gv, av), (gh, ah)))
+        gz = torch.mm(gv, wv).add_(torch.mm(gh, wh)).mul_(h > 0)
+        gmean, gw, gb = torch.ops.aten.native_layer_norm_backward(torch.mm(gz, w1), mean, w.shape, centre, scale, w, b, [True, True, True])
+        cpu_add_mask(gx, data, gmean.div_(count), ctx.layout)
+        heads = (t for k in (gv, gh) for t in (torch.mm(k.t(), h), k.sum(0)))
+        return gx.view(x.shape), None, None, gw, gb, torch.mm(gz.t(), u), gz.sum(0), *heads
+
+# %% ../../nbs/fles/activation.ipynb #bdef749e
 class _ChannelActivation(nn.Module):
     "Knows its channels and says so when an input does not fit."
     def __init__(self, channels: int, channel_dim: int = -1):
@@ -328,12 +375,17 @@ class _Scaled(_ChannelActivation):
         mean, expand = self._mean(x, axis, self.positive)
         return tuple(map(expand, self._from_mean(mean)))
 
+    def _for_one_node(self, x: Tensor, dims: tuple[int, ...]) -> tuple | None:
+        "Parameters for `_WholeFleS`; None if it does not apply."
+        return None
+
     def forward(self, x: Tensor) -> Tensor:
         axis = self._axis(x)
         if x.numel() == 0: return x.clone()
         with _no_autocast(x):
             shift, dims = self._shift(x, axis), self._pooled(x, axis)
             if not dims: return _gated(x, *self._coefficients(x, axis), shift, self.gate, self.fused)
+            if shift is None and (parameters := self._for_one_node(x, dims)) is not None: return _WholeFleS.apply(x, dims, self.norm.eps, *parameters)
             mean, x = _MeanAndSelf.apply(x, dims)
             return _gated(x, *(k.movedim(-1, axis) for k in self._from_mean(mean.movedim(axis, -1))), shift, self.gate, True)
 
@@ -342,7 +394,7 @@ class _Scaled(_ChannelActivation):
         shared = self.fused and self.positive and not self.detach_stats and self.scope in ("sample", "batch")
         return tuple(d for d in range(x.ndim) if d != axis and (d or self.scope == "batch")) if shared else ()
 
-# %% ../../nbs/fles/activation.ipynb #707b058d
+# %% ../../nbs/fles/activation.ipynb #c6334306
 class FleS(_Scaled):
     "Activation whose gate height and steepness follow each channel's positive mean, equations (1) and (3). Tensor -> same shape and dtype."
     def __init__(
@@ -378,6 +430,11 @@ class FleS(_Scaled):
     def _linear(self, name: str, u: Tensor) -> Tensor:
         layer = getattr(self, name)
         return F.linear(u, _cast(layer.weight, u.dtype), _cast(layer.bias, u.dtype))
+
+    def _for_one_node(self, x: Tensor, dims: tuple[int, ...]) -> tuple | None:
+        if not (self.gate == "sigmoid" and self.norm_kind == "ln" and self.share_trunk and type(self)._from_mean is FleS._from_mean and _compiled(x) and _stat_view(x, dims)): return None
+        parameters = [p for name in ("norm", "trunk", "head_ve", "head_ho") for p in (getattr(self, name).weight, getattr(self, name).bias)]
+        return tuple(parameters) if all(p.dtype == x.dtype for p in parameters) else None
 
     def _normalised(self, mean: Tensor) -> Tensor:
         if self.norm_kind == "ln": return F.layer_norm(mean, (self.channels,), _cast(self.norm.weight, mean.dtype), _cast(self.norm.bias, mean.dtype), self.norm.eps)

@@ -140,18 +140,19 @@ def _mask_rows(x, share, step, out):
             each = share[b * step, c]
             for n in range(x.shape[2]): out[b, c, n] += each if x[b, c, n] >= _f(0.) else _f(0.)
 
-# %% ../../nbs/fles/kernels.ipynb #7a293305
+# %% ../../nbs/fles/kernels.ipynb #30ccfb62
 @lru_cache(None)
 def _pool(threads: int) -> ThreadPoolExecutor: return ThreadPoolExecutor(threads)
 
-def _over_samples(loop, size: int, samples: int, arguments) -> None:
-    "Run loop(*arguments(rows)) for all samples, in threads if there is enough to do."
-    threads = min(torch.get_num_threads(), samples)
-    if threads < 2 or size < 1 << 18: return loop(*arguments(slice(None)))
+def _over_samples(loop, samples: int, *arguments) -> None:
+    "Run the loop for all samples, in threads if there is enough to do. Arrays with one row a sample are cut, everything else goes to all."
+    threads = min(torch.get_num_threads(), samples) if arguments[0].size >= 1 << 18 else 1
+    if threads < 2: return loop(*arguments)
+    cut = lambda a, b: [t[a:b] if isinstance(t, np.ndarray) and len(t) == samples else t for t in arguments]
     cuts = [samples * i // threads for i in range(threads + 1)]
-    for job in [_pool(threads).submit(loop, *arguments(slice(a, b))) for a, b in zip(cuts, cuts[1:])]: job.result()
+    for job in [_pool(threads).submit(loop, *cut(a, b)) for a, b in zip(cuts, cuts[1:])]: job.result()
 
-def _rows(k: np.ndarray, rows: slice) -> np.ndarray: return k if len(k) == 1 else k[rows]
+def _array(t: Tensor) -> np.ndarray: return (t.detach() if t.requires_grad else t).numpy()
 
 def _check_layout(x: Tensor, layout: str) -> int:
     if layout not in ("tokens", "rows"): raise ValueError(f"layout={layout!r}: expected 'tokens' (B, N, C) or 'rows' (B, C, N)")
@@ -164,13 +165,12 @@ def cpu_positive_sums(
     "One pass over x for both sums."
     channels = _check_layout(x, layout)
     total, count = torch.zeros(2, x.shape[0], channels)
-    data, t, k = x.detach().numpy(), total.numpy(), count.numpy()
-    _over_samples(_sums_tokens if layout == "tokens" else _sums_rows, x.numel(), len(x), lambda rows: (data[rows], t[rows], k[rows]))
+    _over_samples(_sums_tokens if layout == "tokens" else _sums_rows, len(x), _array(x), total.numpy(), count.numpy())
     return total, count
 
 def _coefficient_arrays(kv, kh, shift):
-    shift = torch.zeros_like(kv) if shift is None else shift
-    return [k.detach().numpy() for k in (kv, kh, shift)]
+    "The three as arrays, and 1 if each sample has its own row, else 0."
+    return *(_array(k) for k in (kv, kh, torch.zeros_like(kv) if shift is None else shift)), int(len(kv) > 1)
 
 def cpu_forward(
     x: Tensor,                   # float32, contiguous, 3-D
@@ -178,12 +178,12 @@ def cpu_forward(
     kappa_ve: Tensor,            # (B or 1, C) float32
     kappa_ho: Tensor,            # (B or 1, C) float32
     shift: Tensor | None = None, # (B or 1, C), added inside the gate
+    out: Tensor | None = None,   # filled and returned if given; contiguous, shape of x
 ) -> Tensor:
     "kappa_ve * sigmoid(kappa_ho x + shift) * x in one pass."
     _check_layout(x, layout)
-    y = torch.empty_like(x)
-    data, out, k, step = x.detach().numpy(), y.numpy(), _coefficient_arrays(kappa_ve, kappa_ho, shift), int(len(kappa_ve) > 1)
-    _over_samples(_forward_tokens if layout == "tokens" else _forward_rows, x.numel(), len(x), lambda rows: (data[rows], *(_rows(a, rows) for a in k), step, out[rows]))
+    y = torch.empty_like(x) if out is None else out
+    _over_samples(_forward_tokens if layout == "tokens" else _forward_rows, len(x), _array(x), *_coefficient_arrays(kappa_ve, kappa_ho, shift), y.numpy())
     return y
 
 def cpu_backward(
@@ -197,10 +197,8 @@ def cpu_backward(
     "Gradients of `cpu_forward` in one pass; the gate is computed again."
     channels = _check_layout(x, layout)
     gx, sums = torch.empty_like(x), torch.zeros(3, x.shape[0], channels)
-    data, grad, out, s = x.detach().numpy(), g.detach().numpy(), gx.numpy(), sums.numpy()
-    k, step, width = _coefficient_arrays(kappa_ve, kappa_ho, shift), int(len(kappa_ve) > 1), x.shape[2]
-    arguments = lambda rows: (data[rows], grad[rows], *(_rows(a, rows) for a in k), step, out[rows], s[0, rows], s[1, rows], s[2, rows], np.empty((3, width), np.float32))
-    _over_samples(_backward_tokens if layout == "tokens" else _backward_rows, x.numel(), len(x), arguments)
+    loop, k = _backward_tokens if layout == "tokens" else _backward_rows, _coefficient_arrays(kappa_ve, kappa_ho, shift)
+    _over_samples(lambda *a: loop(*a, np.empty((3, x.shape[2]), np.float32)), len(x), _array(x), _array(g), *k, gx.numpy(), *sums.numpy())
     return gx, *sums
 
 def cpu_add_mask(
@@ -211,8 +209,7 @@ def cpu_add_mask(
 ) -> Tensor:
     "Add share where x >= 0: the gradient of the positive mean."
     _check_layout(x, layout)
-    data, each, out, step = x.detach().numpy(), share.detach().contiguous().numpy(), gx.detach().numpy(), int(len(share) > 1)
-    _over_samples(_mask_tokens if layout == "tokens" else _mask_rows, x.numel(), len(x), lambda rows: (data[rows], _rows(each, rows), step, out[rows]))
+    _over_samples(_mask_tokens if layout == "tokens" else _mask_rows, len(x), _array(x), _array(share.contiguous()), int(len(share) > 1), _array(gx))
     return gx
 
 # %% ../../nbs/fles/kernels.ipynb #ec82b9a2

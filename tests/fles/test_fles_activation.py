@@ -353,3 +353,56 @@ def test_deterministic_and_portable():
     c = FleS(16)
     c.load_state_dict(a.state_dict())
     assert torch.equal(copy.deepcopy(c)(x), a(x))
+
+
+@pytest.mark.parametrize("scope", ["sample", "batch"])
+@pytest.mark.parametrize("shape, axis", [((3, 11, 20), -1), ((3, 20, 4, 5), 1), ((3, 20, 7), 1), ((2, 3, 5, 20), -1), ((1, 6, 20), -1)])
+def test_one_node_has_the_values_and_gradients_of_the_plain_operations(scope, shape, axis):
+    torch.manual_seed(5)
+    one = FleS(20, channel_dim=axis, scope=scope)
+    for head in (one.head_ve, one.head_ho): torch.nn.init.normal_(head.weight)
+    plain = copy.deepcopy(one).double()
+    plain.fused = False
+    x, g = torch.randn(2, *shape)
+    x[0] = x[0] - 9                                          # channels without a response
+    a, b = x.clone().requires_grad_(), x.double().requires_grad_()
+    assert one._for_one_node(a, one._pooled(a, axis % a.ndim)) is not None, "this input is meant for the one node"
+    ya, yb = one(a), plain(b)
+    assert torch.allclose(ya.double(), yb, rtol=1e-5, atol=1e-6)
+    for name, mine, other in zip(["x", *dict(one.named_parameters())], torch.autograd.grad(ya, [a, *one.parameters()], g), torch.autograd.grad(yb, [b, *plain.parameters()], g.double())):
+        assert float((mine.double() - other).abs().max()) <= 2e-5 * max(1., float(other.abs().max())), name
+
+
+def test_one_node_has_second_derivatives():
+    torch.manual_seed(6)
+    one = FleS(12)
+    for head in (one.head_ve, one.head_ho): torch.nn.init.normal_(head.weight)
+    plain = copy.deepcopy(one).double()
+    plain.fused = False
+    x = torch.randn(2, 5, 12)
+    penalties = []
+    for act, v in ((one, x.clone().requires_grad_()), (plain, x.double().requires_grad_())):
+        g, = torch.autograd.grad(act(v).square().sum(), v, create_graph=True)
+        penalties.append([t.double() for t in torch.autograd.grad(g.square().sum(), [v, *act.parameters()])])
+    for mine, other in zip(*penalties): assert torch.allclose(mine, other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
+
+
+def test_one_node_leaves_out_what_needs_no_gradient():
+    act, x = FleS(16), torch.randn(2, 4, 16)
+    for p in act.trunk.parameters(): p.requires_grad_(False)
+    act(x).sum().backward()
+    assert act.trunk.weight.grad is None and act.head_ho.bias.grad.abs().sum() > 0
+    with torch.no_grad(): assert not act(x).requires_grad
+
+
+def test_one_node_in_threads():
+    act, x = FleS(128), torch.randn(6, 400, 128)
+    leaves = [x.clone().requires_grad_() for _ in range(2)]
+    found = []
+    for leaf, threads in zip(leaves, (1, 3)):
+        torch.set_num_threads(threads)
+        try:
+            y = act(leaf)
+            found.append([y.detach(), *torch.autograd.grad(y.square().sum(), [leaf, *act.parameters()])])
+        finally: torch.set_num_threads(1)
+    for a, b in zip(*found): assert torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(a.abs().max()))
