@@ -102,7 +102,7 @@ def check_positive(
     if not math.isfinite(number) or number <= 0: raise ValueError(f"{name}={value!r}: expected a positive finite number")
     return value
 
-# %% ../../nbs/continuum_icl/grid.ipynb #2d282b83
+# %% ../../nbs/continuum_icl/grid.ipynb #4c96baea
 def hermitian_part(
     symbol: Tensor,  # [*grid.shape], real or complex
 ) -> Tensor:         # complex
@@ -155,9 +155,10 @@ def multiply(
     grid: Grid,
     symbol: Tensor,  # [*grid.shape] Hermitian
     x: Tensor,       # [..., *grid.shape] real
+    coefficients: Tensor | None = None,  # grid.rfft(x), where it is at hand
 ) -> Tensor:
     "Multiply the Fourier coefficients of `x` by `symbol`; dtype and device of `x` are kept."
-    coefficients = grid.rfft(x)
+    if coefficients is None: coefficients = grid.rfft(x)
     kind = coefficients.dtype if symbol.is_complex() else x.dtype
     return grid.irfft(coefficients * grid.half(symbol).to(device=x.device, dtype=kind))
 

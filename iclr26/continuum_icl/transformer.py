@@ -5,17 +5,17 @@
 # %% auto #0
 __all__ = ['ContinuumAttention', 'to_columns', 'from_columns', 'symbol_columns', 'damped', 'ContinuumTransformer']
 
-# %% ../../nbs/continuum_icl/transformer.ipynb #54132832
+# %% ../../nbs/continuum_icl/transformer.ipynb #01e328d2
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from .grid import Grid, IdentityOperator, SpectralMultiplier, check_fields, check_positive
+from .grid import Grid, IdentityOperator, SpectralMultiplier, check_fields, check_positive, multiply
 from .kernels import OperatorKernel, spectral_radius
 
-# %% ../../nbs/continuum_icl/transformer.ipynb #44ce970d
+# %% ../../nbs/continuum_icl/transformer.ipynb #a7cb98a4
 class ContinuumAttention(nn.Module):
     "One layer (2) of the paper: y_q - step * sum over context tokens t of k_x(w_k x_t, w_q x_q) K_y y_t."
     def __init__(
@@ -42,9 +42,10 @@ class ContinuumAttention(nn.Module):
         mixed = self.kernel.gram(keys, queries).mT @ y[:, :n].flatten(2)
         return y - self.step * self.kernel.ky(mixed.view_as(y))
 
-def _weighted(module: nn.Module | None, name: str, x: Tensor) -> Tensor:
-    "`x` through a key or query map, which has to keep the shape."
+def _weighted(module: nn.Module | None, name: str, x: Tensor, coefficients: Tensor | None = None) -> Tensor:
+    "`x` through a key or query map, which has to keep the shape. With the Fourier coefficients of x a multiplier needs no transform of its own."
     if module is None or isinstance(module, IdentityOperator): return x
+    if coefficients is not None and type(module) is SpectralMultiplier and x.shape[2:] == module.grid.shape: return multiply(module.grid, module.symbol(), x, coefficients)
     out = module(x)
     if not isinstance(out, Tensor) or out.shape != x.shape: raise ValueError(f"{name} returns {getattr(out, 'shape', type(out))}: expected the shape of its input, {tuple(x.shape)}")
     return out
@@ -77,7 +78,7 @@ def damped(columns: Tensor, symbol: Tensor) -> Tensor:
     if not symbol.is_complex(): return columns * symbol
     return torch.view_as_real(torch.view_as_complex(columns.unflatten(-1, (-1, 2))) * symbol).flatten(-2)
 
-# %% ../../nbs/continuum_icl/transformer.ipynb #4f2b2865
+# %% ../../nbs/continuum_icl/transformer.ipynb #367971a4
 class ContinuumTransformer(nn.Module):
     "In-context operator learner: `n_layers` of (2). Depth is the number of gradient steps and with it the regularisation."
     def __init__(
@@ -144,13 +145,14 @@ class ContinuumTransformer(nn.Module):
         "step * G^T [B, n+1, n] of every layer; layers with the same weights and step share one tensor."
         grams, limits, scaled, layers = {}, {}, {}, []
         top = self.kernel.ky.symbol().abs().max().to(f)
+        coefficients = self.kernel.grid.rfft(f) if any(type(w) is SpectralMultiplier for w in (*self.w_q, *self.w_k)) else None
         for l, (w_q, w_k) in enumerate(zip(self.w_q, self.w_k)):
             pair = id(w_q), id(w_k)
-            if pair not in grams: grams[pair] = self._gram(f, w_q, w_k)
+            if pair not in grams: grams[pair] = self._gram(f, coefficients, w_q, w_k)
             step = None if self.steps is None else self.steps[l]
             key = (*pair, l if self.learnable else step if step is None else float(step))
             if key not in scaled:
-                symmetric = self.kernel.kx.is_psd and w_q is w_k or _both_identity(w_q, w_k) and self.kernel.kx.is_psd
+                symmetric = self.kernel.kx.is_psd and (w_q is w_k or _both_identity(w_q, w_k))
                 if step is None: r = _auto_step(grams[pair], symmetric, top)
                 else:
                     if not (self.learnable or self.allow_unstable): _check_stable(float(step), l, grams[pair], symmetric, top)
@@ -159,12 +161,13 @@ class ContinuumTransformer(nn.Module):
             layers.append(scaled[key])
         return layers
 
-    def _gram(self, f: Tensor, w_q: nn.Module, w_k: nn.Module) -> Tensor:  # [B, n, n+1]
-        keys, queries = _weighted(w_k, "w_k", f[:, :-1]), _weighted(w_q, "w_q", f)
+    def _gram(self, f: Tensor, coefficients: Tensor | None, w_q: nn.Module, w_k: nn.Module) -> Tensor:  # [B, n, n+1]
+        keys = _weighted(w_k, "w_k", f[:, :-1], None if coefficients is None else coefficients[:, :-1])
+        queries = _weighted(w_q, "w_q", f, coefficients)
         training = any(p.requires_grad for w in (w_q, w_k) for p in w.parameters())   # diverging weights show in the loss, not as bad input
         return getattr(self.kernel.kx, "evaluate", self.kernel.gram)(keys, queries) if training else self.kernel.gram(keys, queries)
 
-# %% ../../nbs/continuum_icl/transformer.ipynb #05992c61
+# %% ../../nbs/continuum_icl/transformer.ipynb #81942fa7
 def _descend(y: Tensor, layers: list[Tensor], symbol: Tensor, kept: slice | None, in_place: bool) -> Tensor:
     "Apply (3) for every layer to y [B, n+1, 2 modes]."
     n = y.shape[1] - 1
@@ -203,10 +206,11 @@ def _steps(step, n_layers: int, learnable: bool) -> Tensor | None:  # [n_layers]
         if step != "auto": raise ValueError(f"step={step!r}: expected a number > 0, one for each layer, or 'auto'")
         if learnable: raise ValueError("step='auto': expected a number with learnable=True, the start of the trained steps")
         return None
-    values = step.tolist() if isinstance(step, Tensor) and step.ndim else list(step) if isinstance(step, Sequence) else [step] * n_layers
-    if len(values) != n_layers: raise ValueError(f"step has {len(values)} entries: expected n_layers={n_layers}")
-    for value in values or [step] * (not isinstance(step, (Sequence, Tensor))): check_positive("step", value)
-    return torch.tensor([float(value) for value in values], dtype=torch.float64)
+    if hasattr(step, "tolist"): step = step.tolist()
+    if not isinstance(step, Sequence): step = [check_positive("step", step)] * n_layers
+    if len(step) != n_layers: raise ValueError(f"step has {len(step)} entries: expected n_layers={n_layers}")
+    for value in step: check_positive("step", value)
+    return torch.tensor([float(value) for value in step], dtype=torch.float64)
 
 def _per_layer(name: str, given, n_layers: int, fresh, shared: bool) -> nn.ModuleList:
     "One module a layer: the given one(s), or fresh ones."

@@ -1,6 +1,7 @@
 """The continuum transformer against dense gradient descent, its own single layers, and the rules of its interface."""
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -203,7 +204,7 @@ def test_parameters():
     again = ContinuumTransformer(kernel, 3, step=0.1, learnable=True, tie=False, modes=4)
     again.load_state_dict(untied.state_dict())
     assert torch.equal(again(*prompt(LINE)), untied(*prompt(LINE)))
-    assert ContinuumTransformer(kernel, 2, step=torch.tensor([.1, .2])).steps.tolist() == pytest.approx([.1, .2])
+    for steps in (torch.tensor([.1, .2]), np.array([.1, .2]), (.1, .2)): assert ContinuumTransformer(kernel, 2, step=steps).steps.tolist() == pytest.approx([.1, .2])
 
 def test_own_maps():
     kernel = OperatorKernel(RBFKernel(LINE), smooth(LINE))
@@ -217,6 +218,7 @@ def test_own_maps():
     assert not torch.allclose(only(f, u), ContinuumTransformer(kernel, 3, step=0.1)(f, u))
     mixed = ContinuumTransformer(kernel, 2, step=0.1, learnable=True, w_q=flip)
     assert isinstance(mixed.w_k[0], SpectralMultiplier) and mixed.w_q[1] is flip
+    with pytest.raises(ValueError, match="x has shape"): ContinuumTransformer(kernel, 1, w_k=SpectralMultiplier(Grid((16,))))(f, u)
     with pytest.raises(ValueError, match="w_k returns"): ContinuumTransformer(kernel, 1, w_k=torch.nn.Flatten())(f, u)
 
 def test_diverged_weights_show_in_the_output():
