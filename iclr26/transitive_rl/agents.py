@@ -6,7 +6,7 @@
 __all__ = ['POLICIES', 'ENV_SETTINGS', 'TRLConfig', 'GaussianPolicy', 'CategoricalPolicy', 'FlowPolicy', 'Agent', 'TRLAgent',
            'NStepAgent', 'MonteCarloAgent']
 
-# %% ../../nbs/transitive_rl/agents.ipynb #30d07e2b
+# %% ../../nbs/transitive_rl/agents.ipynb #eb019b1a
 import copy
 import hashlib
 import json
@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .critic import CategoricalActor, FlowActor, GaussianActor, TransitiveCritic, ddpg_bc_loss, distance_weight, expectile_bce, gaussian_log_prob, select_by_value, transitive_targets
-from .critic import _not_negative, _one_of, _open_unit, _size
+from .critic import CategoricalActor, FlowActor, GaussianActor, TransitiveCritic, ddpg_bc_loss, distance_weight, gaussian_log_prob, select_by_value, transitive_targets
+from .critic import _expectile_bce, _not_negative, _one_of, _open_unit, _size
 from .data import GOALS, TrajectoryDataset, TransitiveBatch, _check_probability, _rng, _warn_if_stochastic
 
 # %% ../../nbs/transitive_rl/agents.ipynb #5a652b48
@@ -445,7 +445,7 @@ def _track(items, description: str, progress: bool):
     from rich.progress import track
     return track(items, description=description)
 
-# %% ../../nbs/transitive_rl/agents.ipynb #4aecb185
+# %% ../../nbs/transitive_rl/agents.ipynb #49626003
 class TRLAgent(Agent):
     "Transitive RL: value learning by divide and conquer."
     kind = "trl"
@@ -480,7 +480,7 @@ class TRLAgent(Agent):
         y, weight = log_y.exp(), distance_weight(log_y, c.discount, c.lam) if c.lam else None
         logits = self.nets["critic"](batch.obs, goal, batch.act)
         q = logits.detach().sigmoid()
-        losses = {"critic_loss": expectile_bce(logits, y, c.expectile, sample_weight=weight, form=c.loss_form)}
+        losses = {"critic_loss": _expectile_bce(logits, y, c.expectile, weight, c.loss_form).mean()}
         if c.oracle_distill: losses["distill_loss"] = F.binary_cross_entropy_with_logits(self.nets["distilled"](batch.obs, batch.goal, batch.act), q)
         return losses, {"q_mean": q.mean(), "target_mean": y.mean()}
 

@@ -70,7 +70,7 @@ def transitive_targets(
     total = _log_factor(first_logits, d_first, log_discount, first_radius, "first_logits", dtype) + _log_factor(second_logits, d_second, log_discount, second_radius, "second_logits", dtype)
     return total.clamp(min=torch.finfo(dtype).min).expand(len(given[0]) if given else 1, -1)
 
-# %% ../../nbs/transitive_rl/critic.ipynb #7f8fdb9f
+# %% ../../nbs/transitive_rl/critic.ipynb #9473ade2
 def _binary_entropy(y: Tensor) -> Tensor: return -torch.xlogy(y, y) - torch.xlogy(1 - y, 1 - y)
 
 def expectile_bce(
@@ -90,12 +90,16 @@ def expectile_bce(
         if x is not None and not _broadcasts(x.shape, logits.shape): raise ValueError(f"{name} has shape {tuple(x.shape)}: expected one that broadcasts to logits {tuple(logits.shape)}")
     y = targets.detach()
     if not bool(((y >= 0) & (y <= 1)).all()): raise ValueError(f"targets hold {float(y[~((y >= 0) & (y <= 1))][0])}: expected probabilities in [0, 1]")
-    y = y.to(logits.dtype).expand_as(logits)
+    loss = _expectile_bce(logits, y.to(logits.dtype), expectile, sample_weight, form)
+    return loss if reduction == "none" else getattr(loss, reduction)()
+
+def _expectile_bce(logits: Tensor, y: Tensor, expectile: float, sample_weight: Tensor | None, form: str) -> Tensor:
+    "(2) per element, without checks: NaN gives NaN."
+    y = y.expand_as(logits)
     weight = torch.where(y >= logits.detach().sigmoid(), logits.new_tensor(expectile), logits.new_tensor(1 - expectile))
     if sample_weight is not None: weight = weight * sample_weight.detach()
     loss = F.binary_cross_entropy_with_logits(logits, y, reduction="none")
-    loss = (loss - _binary_entropy(y) if form == "kl" else loss) * weight
-    return loss if reduction == "none" else getattr(loss, reduction)()
+    return (loss - _binary_entropy(y) if form == "kl" else loss) * weight
 
 def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
     return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to)))
