@@ -6,7 +6,7 @@
 __all__ = ['AGENTS', 'GCBCAgent', 'GCFlowBCAgent', 'with_random_goals', 'GCIQLAgent', 'CRLAgent', 'interval_quasimetric',
            'QRLAgent']
 
-# %% ../../nbs/transitive_rl/baselines.ipynb #fb429fb3
+# %% ../../nbs/transitive_rl/baselines.ipynb #85b159d4
 import math
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .agents import Agent, CategoricalPolicy, FlowPolicy, GaussianPolicy, MonteCarloAgent, NStepAgent, TRLAgent, TRLConfig, _finite32, _numpy
+from .agents import Agent, CategoricalPolicy, FlowPolicy, GaussianPolicy, MonteCarloAgent, NStepAgent, TRLAgent, TRLConfig, _finite32, _numpy, _torch_threads
 from .critic import EnsembleMLP, TransitiveCritic
 from .data import TrajectoryDataset, TransitiveBatch, _rng
 
@@ -153,7 +153,7 @@ def interval_quasimetric(
     lengths = (points.diff(dim=-1) * (active[..., :-1] > .5)).sum(-1)
     return mix * lengths.mean(-1) + (1 - mix) * lengths.amax(-1)
 
-# %% ../../nbs/transitive_rl/baselines.ipynb #6684bb7f
+# %% ../../nbs/transitive_rl/baselines.ipynb #fe362002
 class QRLAgent(Agent):
     "Quasimetric RL with an interval embedding."
     kind = "qrl"
@@ -205,7 +205,7 @@ class QRLAgent(Agent):
             score, single = self._lowest(obs, goal, action)
             return _numpy(_finite32(-score), single)
         obs, goal, single = self._inputs(obs, goal)
-        return _numpy(_finite32(self._d(self._phi(obs), self._psi(goal))), single)
+        with _torch_threads(self.config.threads): return _numpy(_finite32(self._d(self._phi(obs), self._psi(goal))), single)
 
     def value(self, obs, goal, action=None) -> np.ndarray:
         "gamma^distance, in [0,1]."

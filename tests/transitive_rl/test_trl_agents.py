@@ -329,7 +329,7 @@ def test_rejection_sampling_keeps_the_best_sample():
     obs, goal, _ = ask(agent)
     samples = agent.nets["actor"].sample(torch.from_numpy(obs), torch.from_numpy(goal), n=6, steps=2, generator=torch.Generator().manual_seed(0))
     for b in range(5):
-        lowest = [float(agent.nets["critic"](torch.from_numpy(obs[b:b + 1]), torch.from_numpy(goal[b:b + 1]), a[None]).min()) for a in samples[b]]
+        lowest = [float(agent.nets["critic"](torch.from_numpy(obs[b:b + 1]), torch.from_numpy(goal[b:b + 1]), a[None]).min().detach()) for a in samples[b]]
         assert np.allclose(agent.act(obs, goal)[b], samples[b, int(np.argmax(lowest))])
     assert np.array_equal(agent.act(obs, goal), agent.act(obs, goal, deterministic=False))                    # seed 0 in both modes
     assert not np.array_equal(agent.act(obs, goal), agent.act(obs, goal, generator=torch.Generator().manual_seed(9)))
