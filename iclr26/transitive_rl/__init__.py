@@ -12,14 +12,13 @@ __all__ = ['StochasticDynamicsWarning', 'TrajectoryDataset', 'TransitiveBatch', 
            'EvalResult', 'GridMaze', 'GuideAgent', 'cache_folder', 'collect_manipspace', 'collect_pointmaze',
            'draw_maze', 'evaluate', 'load_ogbench', 'load_play', 'pointmaze_cells', 'rollout']
 
-# %% ../../nbs/transitive_rl/index.ipynb #3f4bdd7b
+# %% ../../nbs/transitive_rl/index.ipynb #67cfd0d2
 from .data import StochasticDynamicsWarning, TrajectoryDataset, TransitiveBatch
 from .theory import (compounded_error, expected_leaf_depth, initial_values, refreshes_to_converge, shortest_paths, sweeps_to_converge, tabular_fixed_point, td_sweep,
                                          transitive_closure, transitive_sweep)
 from .critic import (CategoricalActor, EnsembleMLP, FlowActor, GaussianActor, TransitiveCritic, ddpg_bc_loss, distance_weight, euler_flow, expectile, expectile_bce, select_by_value,
                                          transitive_targets)
-from .agents import MonteCarloAgent, NStepAgent, TRLAgent, TRLConfig
-from .baselines import AGENTS, CRLAgent, GCBCAgent, GCFlowBCAgent, GCIQLAgent, QRLAgent
+from .agents import AGENTS, CRLAgent, GCBCAgent, GCFlowBCAgent, GCIQLAgent, MonteCarloAgent, NStepAgent, QRLAgent, TRLAgent, TRLConfig
 from .environments import (MAZES, EvalResult, GridMaze, GuideAgent, cache_folder, collect_manipspace, collect_pointmaze, draw_maze, evaluate, load_ogbench, load_play, pointmaze_cells,
                                                rollout)
 

@@ -47,7 +47,7 @@ def collect(
     data.save(out)
     print(f"{data}\nwritten to {out} in {time.time() - start:.0f} s")
 
-# %% ../../nbs/transitive_rl/cli.ipynb #9872a6f9
+# %% ../../nbs/transitive_rl/cli.ipynb #ea231448
 def _config(env: str | None, **options):
     from iclr26.transitive_rl.agents import TRLConfig
     options = {k: v for k, v in options.items() if v is not None}
@@ -58,7 +58,7 @@ def _config(env: str | None, **options):
 
 def _agent(kind: str, n: int | None, config, data, out: Path, force: bool):
     "A new agent, or the interrupted one in `out`."
-    from iclr26.transitive_rl.baselines import AGENTS
+    from iclr26.transitive_rl.agents import AGENTS
     if kind not in AGENTS: raise ValueError(f"agent={kind!r}: expected one of {', '.join(AGENTS)}")
     if n is not None and kind != "td": raise ValueError(f"n={n} is the step length of --agent td, not of {kind}")
     new = AGENTS[kind].for_dataset(config, data, **({} if n is None else {"n": n}))
@@ -113,7 +113,7 @@ def train(
             learner.save(out)
     print(f"{agent} after {learner.steps_done} updates in {out} ({time.time() - start:.0f} s)")
 
-# %% ../../nbs/transitive_rl/cli.ipynb #fdf4ba3d
+# %% ../../nbs/transitive_rl/cli.ipynb #c2457930
 @app.command()
 def evaluate(
     agent: Annotated[Path, typer.Argument(help="Folder of an agent.")],
@@ -126,7 +126,6 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ):
     "Success rates by OGBench's protocol. Needs the extra rl."
-    from iclr26.transitive_rl import baselines  # defines all kinds of agents
     from iclr26.transitive_rl.agents import Agent
     from iclr26.transitive_rl.environments import evaluate as run
     try: numbers = [int(t) for t in tasks.split(",")] if tasks else None
@@ -142,7 +141,6 @@ def distance(
     goal: Annotated[int, typer.Argument(help="Row of the goal.")],
 ):
     "Learned travel time in steps from one row of a file to another."
-    from iclr26.transitive_rl import baselines  # defines all kinds of agents
     from iclr26.transitive_rl.agents import Agent
     from iclr26.transitive_rl.data import TrajectoryDataset
     dataset = TrajectoryDataset.load(data)

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['transitive_targets', 'expectile_bce', 'expectile', 'distance_weight', 'ddpg_bc_loss', 'select_by_value', 'euler_flow',
-           'EnsembleMLP', 'TransitiveCritic', 'GaussianActor', 'gaussian_log_prob', 'CategoricalActor', 'FlowActor']
+           'gelu_norm', 'EnsembleMLP', 'TransitiveCritic', 'GaussianActor', 'gaussian_log_prob', 'CategoricalActor',
+           'FlowActor']
 
-# %% ../../nbs/transitive_rl/critic.ipynb #05f0dda5
+# %% ../../nbs/transitive_rl/critic.ipynb #9c667fbd
 import math
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
@@ -14,10 +15,11 @@ from numbers import Integral, Real
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numba import njit
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ..blocks.flow import flow_matching_loss
-from .layers import gelu_norm
 
 # %% ../../nbs/transitive_rl/critic.ipynb #408ea5c6
 def _open_unit(name: str, value) -> float:
@@ -163,6 +165,81 @@ def euler_flow(
     x = noise
     for step in range(_size("steps", steps)): x = x + velocity(x, step / steps) / steps
     return x
+
+# %% ../../nbs/transitive_rl/critic.ipynb #11f9a5ff
+_FAST = {"reassoc", "contract", "arcp", "nsz"}
+_LOG2E = np.float32(1 / math.log(2))
+_T1, _T2, _T3, _T4, _T5, _T6 = (np.float32(math.log(2) ** k / math.factorial(k)) for k in range(1, 7))
+_A, _B, _ONE, _HALF = np.float32(2 * math.sqrt(2 / math.pi)), np.float32(.044715), np.float32(1), np.float32(.5)
+_LOW, _HIGH = np.float32(-86), np.float32(86)
+
+@njit(fastmath=_FAST, error_model="numpy", cache=True)
+def _gate(x):
+    "sigma(2u) of (5), float32."
+    t = min(max(-_A * (x + _B * x * x * x), _LOW), _HIGH) * _LOG2E
+    n = np.floor(t + _HALF)
+    f = t - n
+    p = _ONE + f * (_T1 + f * (_T2 + f * (_T3 + f * (_T4 + f * (_T5 + f * _T6)))))
+    return _ONE / (_ONE + p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32))
+
+@njit(fastmath=_FAST, error_model="numpy", cache=True)
+def _forward(x, eps, out, rstd):
+    rows, width = x.shape
+    for r in range(rows):
+        total = np.float32(0)
+        for c in range(width):
+            h = x[r, c] * _gate(x[r, c])
+            out[r, c] = h
+            total += h
+        mean, square = total / np.float32(width), np.float32(0)
+        for c in range(width):
+            d = out[r, c] - mean
+            square += d * d
+        scale = _ONE / np.sqrt(square / np.float32(width) + eps)
+        rstd[r] = scale
+        for c in range(width): out[r, c] = (out[r, c] - mean) * scale
+
+@njit(fastmath=_FAST, error_model="numpy", cache=True)
+def _backward(g, x, xhat, rstd, dx):
+    rows, width = x.shape
+    three = np.float32(3)
+    for r in range(rows):
+        a, b = np.float32(0), np.float32(0)
+        for c in range(width):
+            a += g[r, c]
+            b += g[r, c] * xhat[r, c]
+        a, b = a / np.float32(width), b / np.float32(width)
+        for c in range(width):
+            v = x[r, c]
+            s = _gate(v)
+            dx[r, c] = rstd[r] * (g[r, c] - a - xhat[r, c] * b) * (s + v * s * (_ONE - s) * _A * (_ONE + three * _B * v * v))
+
+# %% ../../nbs/transitive_rl/critic.ipynb #84694e3c
+class _GeluNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, eps: float) -> Tensor:
+        out, rstd = torch.empty_like(x), x.new_empty(x.numel() // x.shape[-1])
+        _forward(_matrix(x), np.float32(eps), _matrix(out), rstd.numpy())
+        ctx.save_for_backward(x, out, rstd)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        x, out, rstd = ctx.saved_tensors
+        dx = torch.empty_like(x)
+        _backward(_matrix(grad.contiguous()), _matrix(x), _matrix(out), rstd.numpy(), _matrix(dx))
+        return dx, None
+
+def _matrix(x: Tensor) -> np.ndarray: return x.detach().view(-1, x.shape[-1]).numpy()
+
+def gelu_norm(
+    x: Tensor,            # (..., H)
+    eps: float = 1e-6,
+) -> Tensor:
+    "LayerNorm (no scale, no shift) of GELU (tanh form) of x."
+    if x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous() and x.numel() and torch.get_num_threads() == 1: return _GeluNorm.apply(x, eps)
+    return F.layer_norm(F.gelu(x, approximate="tanh"), x.shape[-1:], eps=eps)
 
 # %% ../../nbs/transitive_rl/critic.ipynb #03f76a58
 class EnsembleMLP(nn.Module):

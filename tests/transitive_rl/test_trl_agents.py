@@ -11,8 +11,7 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 
-from iclr26.transitive_rl.agents import ENV_SETTINGS, Agent, MonteCarloAgent, NStepAgent, TRLAgent, TRLConfig
-from iclr26.transitive_rl.baselines import AGENTS, interval_quasimetric, with_random_goals
+from iclr26.transitive_rl.agents import AGENTS, ENV_SETTINGS, Agent, NStepAgent, TRLAgent, TRLConfig, interval_quasimetric, with_random_goals
 from iclr26.transitive_rl.data import StochasticDynamicsWarning, TrajectoryDataset
 
 torch.set_num_threads(1)

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from iclr26.transitive_rl.critic import (CategoricalActor, EnsembleMLP, FlowActor, GaussianActor, TransitiveCritic, ddpg_bc_loss, distance_weight, euler_flow, expectile, expectile_bce, select_by_value,
+from iclr26.transitive_rl.critic import (CategoricalActor, EnsembleMLP, FlowActor, GaussianActor, TransitiveCritic, ddpg_bc_loss, distance_weight, euler_flow, expectile, expectile_bce, gelu_norm, select_by_value,
                                          transitive_targets)
-from iclr26.transitive_rl.layers import gelu_norm
 
 torch.set_num_threads(1)
 ints = lambda *x: torch.tensor(x)
