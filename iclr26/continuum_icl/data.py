@@ -64,7 +64,7 @@ class GaussianRandomField:
         n = _count("n", n)
         return multiply(self.grid, (self.spectrum() / self.grid.cell_volume).sqrt(), _white((n, *self.grid.shape), generator)).to(dtype)
 
-# %% ../../nbs/continuum_icl/data.ipynb #1621298f
+# %% ../../nbs/continuum_icl/data.ipynb #848a725a
 def _root_symbol(ky) -> torch.Tensor:
     "sqrt(S) of a positive semi-definite K_y; ValueError otherwise."
     s = ky.symbol().detach()
@@ -81,9 +81,9 @@ def sample_kappa_gaussian(
     grid, root_s = kernel.grid, _root_symbol(kernel.ky)
     if not getattr(kernel.kx, "is_psd", False): raise ValueError(f"kernel.kx={type(kernel.kx).__name__}: expected a positive semi-definite kernel")
     check_fields("f", f, grid, lead=2)
-    lam, vectors = torch.linalg.eigh(kernel.gram(f))
+    lam, vectors = torch.linalg.eigh(kernel.gram(f.double()))
     if bool((lam < -1e-8 * lam.abs().amax(-1, keepdim=True)).any()): raise ValueError(f"kernel.kx: expected a positive semi-definite kernel, got a Gram matrix with eigenvalue {float(lam.min()):.3g}")
-    root_k = vectors * lam.clamp(min=0).sqrt().unsqueeze(-2) @ vectors.mT
+    root_k = (vectors * lam.clamp(min=0).sqrt().unsqueeze(-2) @ vectors.mT).to(f)
     mixed = torch.einsum("bij,bj...->bi...", root_k, _white(f.shape, generator).to(f))
     return multiply(grid, root_s, mixed) / math.sqrt(grid.cell_volume)
 

@@ -71,7 +71,7 @@ def _progress(items, show: bool):
     from rich.progress import track
     return track(items, description="training")
 
-# %% ../../nbs/continuum_icl/training.ipynb #03536d03
+# %% ../../nbs/continuum_icl/training.ipynb #5ad383f9
 def multiplier_product(
     model: ContinuumTransformer,  # every w_q and w_k a SpectralMultiplier
 ) -> torch.Tensor:  # complex [n_layers, *grid.shape]
@@ -87,11 +87,14 @@ def hs_cosine(
 ) -> float:  # in [0, 1]
     "Hilbert-Schmidt cosine |<a, b>| / (||a|| ||b||). ValueError for different shapes, zero operators and entries that are not finite."
     if a.shape != b.shape: raise ValueError(f"a, b: expected the same shape, got {list(a.shape)} and {list(b.shape)}")
-    x, y = (t.detach().reshape(-1).to(torch.complex128) for t in (a, b))
-    norms = float(x.norm()), float(y.norm())
-    for name, norm in zip("ab", norms):
-        if not (math.isfinite(norm) and norm > 0): raise ValueError(f"{name}: expected a finite operator that is not zero, got norm {norm}")
-    return min(1.0, float(abs(torch.vdot(x / norms[0], y / norms[1]))))
+    return min(1.0, float(abs(torch.vdot(_direction("a", a), _direction("b", b)))))
+
+def _direction(name: str, t: torch.Tensor) -> torch.Tensor:
+    "Entries as a complex vector of unit length; scaled twice so that tiny and huge ones neither vanish nor overflow."
+    x = t.detach().reshape(-1).to(torch.complex128)
+    top = float(x.abs().max()) if x.numel() else 0.0
+    if not (math.isfinite(top) and top > 0): raise ValueError(f"{name}: expected a finite operator that is not zero, got one whose largest entry is {top}")
+    return x / top / (x / top).norm()
 
 def pairwise_hs_cosine(
     model: ContinuumTransformer,
