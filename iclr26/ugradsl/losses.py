@@ -46,41 +46,48 @@ def gls_targets(
     a = torch.as_tensor(alpha, dtype=dtype or torch.get_default_dtype(), device=y.device).reshape(-1, 1)
     return (1 - a) * F.one_hot(y.long(), num_classes).to(a.dtype) + a / num_classes
 
-# %% ../../nbs/ugradsl/losses.ipynb #88431e52
+# %% ../../nbs/ugradsl/losses.ipynb #3dfac861
 class _SmoothedCE(torch.autograd.Function):
-    "Cross entropy (B,) of smoothed labels and softmax (B, K), from logits. Keeps only the softmax for the gradient, which it writes into one tensor."
+    "Cross entropy (B,) of smoothed labels and, without gradient, the probability (B,) of the label."
     @staticmethod
     def forward(ctx, z: Tensor, y: Tensor, alpha: float | Tensor):  # alpha a number, () or (B,), without gradient
-        ctx.set_materialize_grads(False)
-        q, y = z.softmax(1), y[:, None]
-        own = z.gather(1, y)[:, 0]
-        rows = z.amax(1).sub_(own).sub_(q.amax(1).log_())
-        ctx.alpha = None if isinstance(alpha, Tensor) else alpha
-        ctx.save_for_backward(q, y, *((alpha,) if ctx.alpha is None else ()))
-        if ctx.alpha is None: rows.addcmul_(alpha, own - z.mean(1))
-        elif alpha: rows.add_(own - z.mean(1), alpha=alpha)
-        return rows, q
+        from iclr26.ugradsl.kernels import smoothed_rows, suits
+        ctx.alpha, found = None if isinstance(alpha, Tensor) else alpha, None
+        if suits(z, y):
+            found = smoothed_rows(z, y, alpha)
+            rows, own = found[0].clone(), found[3]
+        else:
+            q, at = z.softmax(1), y[:, None]
+            own, z_own = q.gather(1, at)[:, 0], z.gather(1, at)[:, 0]
+            rows = z.amax(1).sub_(z_own).sub_(q.amax(1).log_())
+            if ctx.alpha is None: rows.addcmul_(alpha, z_own - z.mean(1))
+            elif alpha: rows.add_(z_own - z.mean(1), alpha=alpha)
+        ctx.save_for_backward(z, y, found, alpha if ctx.alpha is None else None)
+        ctx.mark_non_differentiable(own)
+        return rows, own
 
     @staticmethod
-    def backward(ctx, g: Tensor | None, g_q: Tensor | None):  # the second gradient occurs in derivatives of the first only
-        q, y, *alpha = ctx.saved_tensors
-        alpha, through_q = alpha[0] if alpha else ctx.alpha, None if g_q is None else q * (g_q - (q * g_q).sum(1, keepdim=True))
-        if g is None: return through_q, None, None
-        grad = torch.addcmul((alpha / -q.shape[1] * g)[:, None], q, g[:, None]).scatter_add_(1, y, ((alpha - 1) * g)[:, None])
-        return grad if through_q is None else grad + through_q, None, None
+    def backward(ctx, g: Tensor, _):
+        z, y, found, alpha = ctx.saved_tensors
+        alpha = ctx.alpha if alpha is None else alpha
+        if found is not None and not torch.is_grad_enabled():
+            from iclr26.ugradsl.kernels import smoothed_gradient
+            return smoothed_gradient(z, y, alpha, found, g), None, None
+        return torch.addcmul((alpha / -z.shape[1] * g)[:, None], z.softmax(1), g[:, None]).scatter_add(1, y[:, None], ((alpha - 1) * g)[:, None]), None, None
 
 def _gls_rows(logits: Tensor, y: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
-    "Cross entropy (B,) of smoothed labels, and softmax (B, K). Half-precision logits are computed in float32."
+    "Cross entropy (B,) of smoothed labels, and the probability (B,) of the label without gradient. Half-precision logits are computed in float32."
     if isinstance(alpha, Tensor): alpha = alpha.to(dtype=logits.dtype, device=logits.device)
     wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
     if not (isinstance(alpha, Tensor) and alpha.requires_grad):
-        try: rows, q = _SmoothedCE.apply(wide, y, alpha)
+        try: rows, own = _SmoothedCE.apply(wide, y, alpha)
         except RuntimeError: pass  # inside a transform of torch.func or with forward-mode derivatives: plain operations, which know both
-        else: return rows.to(logits.dtype), q
+        else: return rows.to(logits.dtype), own
     log_q = wide.log_softmax(1)
-    rows = (alpha - 1) * log_q.gather(1, y[:, None])[:, 0]
+    own = log_q.gather(1, y[:, None])[:, 0]
+    rows = (alpha - 1) * own
     if isinstance(alpha, Tensor) or alpha: rows = rows - alpha * log_q.mean(1)
-    return rows.to(logits.dtype), log_q.exp()
+    return rows.to(logits.dtype), own.detach().exp()
 
 def _reduce(rows: Tensor, reduction: str) -> Tensor:
     return rows.mean() if reduction == "mean" else rows.sum() if reduction == "sum" else rows
@@ -104,7 +111,7 @@ def gls_cross_entropy(
         _check_labels(y, logits.shape[1])
         raise
 
-# %% ../../nbs/ugradsl/losses.ipynb #771a7546
+# %% ../../nbs/ugradsl/losses.ipynb #9e3893d6
 def _check_mixing(p: float, floor, reduction: str) -> None:
     if not 0 <= p <= 1: raise ValueError(f"p={p}: expected a value in [0, 1]")
     if floor not in ("chance", None): raise ValueError(f"floor={floor!r}: expected 'chance' or None")
@@ -117,9 +124,9 @@ def _warn_positive(alpha: float | Tensor) -> None:
 def _forget_term(logits: Tensor, y: Tensor, alpha: float | Tensor, floor: str | None, reduction: str) -> tuple[Tensor, Tensor]:
     "Reduced smoothed cross entropy after the floor, and the share of active samples."
     y = y.long()
-    rows, q = _gls_rows(logits, y, alpha)
+    rows, own = _gls_rows(logits, y, alpha)
     if floor is None: return _reduce(rows, reduction), torch.ones(())
-    active = q.detach().gather(1, y[:, None])[:, 0] > 1 / logits.shape[1]
+    active = own > 1 / logits.shape[1]
     return _reduce(torch.where(active, rows, torch.zeros_like(rows)), reduction), active.float().mean()
 
 # %% ../../nbs/ugradsl/losses.ipynb #6e958de1
