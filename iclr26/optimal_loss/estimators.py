@@ -21,24 +21,15 @@ from ..lab.paths import write_atomic
 from .posterior import as_rows, check_weights
 from .processes import Process, process_scale
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #d4afd517
+# %% ../../nbs/optimal_loss/estimators.ipynb #4e077603
 @functools.cache
 def _weigh():
     "Compiled pass over one level: weights w = exp(logit - top) and their sums, for float32 on the CPU."
-    import numba
-    f32, i32 = np.float32, np.int32
-    fast = {"contract", "reassoc", "nsz", "arcp"}
+    from numba import njit
+    from iclr26.blocks.vector_math import exp32
+    f32 = np.float32
 
-    @numba.njit(fastmath=fast, inline="always")
-    def exp(x):
-        n = np.floor(max(x, f32(-87)) * f32(1.44269504) + f32(.5))
-        r = max(x, f32(-87)) - n * f32(.693359375) + n * f32(2.12194440e-4)
-        p = f32(1.9875691500e-4)
-        for c in (f32(1.3981999507e-3), f32(8.3334519073e-3), f32(4.1665795894e-2), f32(1.6666665459e-1), f32(5.0000001201e-1)): p = p * r + c
-        y = (p * r * r + r + f32(1)) * i32((i32(n) + i32(127)) << i32(23)).view(f32)
-        return y if x > f32(-87) else f32(0)
-
-    @numba.njit(fastmath=fast, nogil=True)
+    @njit(fastmath={"contract", "reassoc", "nsz", "arcp"}, nogil=True, cache=True)
     def weigh(D, G, bias, half_snr, inverse, track, top, shrink, w, z, zD, column):
         for m in range(len(D)):
             level = top[m]
@@ -48,13 +39,13 @@ def _weigh():
                     if len(bias): logit += bias[m, l]
                     level = max(level, logit)
                 if level == -np.inf: level = f32(0)
-                shrink[m] = exp(top[m] - level)
+                shrink[m] = exp32(top[m] - level)
                 z[m] *= shrink[m]; zD[m] *= shrink[m]; top[m] = level
             total, moment = f32(0), f32(0)
             for l in range(D.shape[1]):
                 logit = -(D[m, l] * half_snr + G[m, l] * inverse) - level
                 if len(bias): logit += bias[m, l]
-                v = exp(logit)
+                v = exp32(logit)
                 w[m, l] = v
                 total += v; moment += v * D[m, l]
                 column[l] = max(column[l], v)
