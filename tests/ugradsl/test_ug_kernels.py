@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from iclr26.ugradsl import gls_cross_entropy, gls_targets
-from iclr26.ugradsl.kernels import smoothed_gradient, smoothed_rows, suits
+from iclr26.ugradsl.losses import smoothed_gradient, smoothed_rows, suits
 
 torch.set_num_threads(1)
 
