@@ -7,7 +7,7 @@ __all__ = ['transitive_targets', 'expectile_bce', 'expectile', 'distance_weight'
            'gelu_norm', 'EnsembleMLP', 'TransitiveCritic', 'GaussianActor', 'gaussian_log_prob', 'CategoricalActor',
            'FlowActor']
 
-# %% ../../nbs/transitive_rl/critic.ipynb #9c667fbd
+# %% ../../nbs/transitive_rl/critic.ipynb #49158296
 import math
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ..blocks.flow import flow_matching_loss
+from ..blocks.vector_math import exp32
 
 # %% ../../nbs/transitive_rl/critic.ipynb #408ea5c6
 def _open_unit(name: str, value) -> float:
@@ -166,21 +167,14 @@ def euler_flow(
     for step in range(_size("steps", steps)): x = x + velocity(x, step / steps) / steps
     return x
 
-# %% ../../nbs/transitive_rl/critic.ipynb #11f9a5ff
+# %% ../../nbs/transitive_rl/critic.ipynb #c6d584cf
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
-_LOG2E = np.float32(1 / math.log(2))
-_T1, _T2, _T3, _T4, _T5, _T6 = (np.float32(math.log(2) ** k / math.factorial(k)) for k in range(1, 7))
-_A, _B, _ONE, _HALF = np.float32(2 * math.sqrt(2 / math.pi)), np.float32(.044715), np.float32(1), np.float32(.5)
-_LOW, _HIGH = np.float32(-86), np.float32(86)
+_A, _B, _ONE = np.float32(2 * math.sqrt(2 / math.pi)), np.float32(.044715), np.float32(1)
 
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
 def _gate(x):
     "sigma(2u) of (5), float32."
-    t = min(max(-_A * (x + _B * x * x * x), _LOW), _HIGH) * _LOG2E
-    n = np.floor(t + _HALF)
-    f = t - n
-    p = _ONE + f * (_T1 + f * (_T2 + f * (_T3 + f * (_T4 + f * (_T5 + f * _T6)))))
-    return _ONE / (_ONE + p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32))
+    return _ONE / (_ONE + exp32(-_A * (x + _B * x * x * x)))
 
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
 def _forward(x, eps, out, rstd):
