@@ -86,7 +86,7 @@ def objective(
     residual = u - apply_operator(kernel, f, alpha, f)
     return 0.5 * kernel.grid.inner(residual, residual).sum(-1)
 
-# %% ../../nbs/continuum_icl/references.ipynb #6c92a7b4
+# %% ../../nbs/continuum_icl/references.ipynb #1b459048
 def depth_filter(
     x: Tensor,           # r * S_k * lambda_i
     steps: int | float,  # gradient steps m >= 0
@@ -94,13 +94,14 @@ def depth_filter(
     "(1 - (1 - x)^m) / x, and its limit m at x = 0."
     small = x < 0.9
     if small.all(): return _near(x, steps)
-    return torch.where(small, _near(torch.where(small, x, 0.1), steps), (1 - (1 - x).pow(steps)) / torch.where(small, 1.0, x))
+    large = x[~small]                                            # few, if any
+    return _near(torch.where(small, x, 0.1), steps).masked_scatter(~small, (1 - (1 - large).pow(steps)) / large)
 
 def _near(x: Tensor, steps) -> Tensor:
     x = torch.where(x == 0, torch.finfo(x.dtype).tiny, x)
     return -torch.expm1(steps * torch.log1p(-x)) / x
 
-# %% ../../nbs/continuum_icl/references.ipynb #819a1fed
+# %% ../../nbs/continuum_icl/references.ipynb #0bd9e2cd
 def _tracks(*tensors) -> bool: return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
 def _geometric_sum(a: Tensor, steps: int) -> Tensor:
@@ -141,6 +142,9 @@ def closed_form(
     vectors, _, psi = _filters(kernel.gram(f), symbol, step, steps)
     cross = kernel.gram(f, f_test)
     if vectors is None: fitted = torch.einsum("bkij,bjk->bik", psi.to(target.dtype), target)
+    elif cross.shape[-1] == 1:                                   # one question: first its weight on every example and mode
+        weights = vectors @ (psi * (vectors.mT @ cross))
+        return _finite(from_columns(grid, (torch.view_as_real(target) * weights.unsqueeze(-1)).sum(1, keepdim=True).flatten(2)), steps, step)
     else: cross, fitted = vectors.mT @ cross, torch.view_as_complex(torch.view_as_real(_mix(vectors.mT, target)) * psi.unsqueeze(-1))
     return _finite(from_columns(grid, torch.view_as_real(_mix(cross.mT, fitted)).flatten(2)), steps, step)
 
