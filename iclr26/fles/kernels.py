@@ -6,7 +6,7 @@
 __all__ = ['TYPES', 'KERNELS', 'cpu_positive_sums', 'cpu_forward', 'cpu_backward', 'cpu_add_mask', 'compile_kernels',
            'kernel_fles', 'kernel_positive_mean']
 
-# %% ../../nbs/fles/kernels.ipynb #f2f45bf3
+# %% ../../nbs/fles/kernels.ipynb #3637ecc7
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
@@ -15,29 +15,16 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from ..blocks.vector_math import exp32
 from ..lab.kernels import CudaKernel, HostKernel, compile_check, cuda_problem
 
-# %% ../../nbs/fles/kernels.ipynb #02abba4e
-_FLAGS = {"contract", "afn", "nsz"}          # no reassociation: it would cancel the rounding trick; NaN and infinity stay
+# %% ../../nbs/fles/kernels.ipynb #4debf2c4
+_FLAGS = {"contract", "afn", "nsz"}          # NaN and infinity stay
 _jit = njit(fastmath=_FLAGS, error_model="numpy", nogil=True, cache=True)
 _f = np.float32
 
 @_jit
-def _denominator(t):  # 1 + exp(-t)
-    t = _f(87.) if t > _f(87.) else t
-    t = _f(-87.) if t < _f(-87.) else t
-    u = _f(t * _f(-1.4426950408889634) + _f(12582912.))
-    n = u - _f(12582912.)
-    r = _f(-t - n * _f(0.693359375)) - n * _f(-2.12194440e-4)
-    p = _f(1.9875691500e-4)
-    p = p * r + _f(1.3981999507e-3)
-    p = p * r + _f(8.3334519073e-3)
-    p = p * r + _f(4.1665795894e-2)
-    p = p * r + _f(1.6666665459e-1)
-    p = p * r + _f(5.0000001201e-1)
-    p = p * r * r + r + _f(1.)
-    scale = np.int32((u.view(np.int32) << np.int32(23)) + np.int32(0x3f800000))
-    return _f(1.) + p * scale.view(np.float32)
+def _denominator(t): return _f(1.) + exp32(-t)
 
 @_jit
 def _sigmoid(t): return _f(1.) / _denominator(t)
