@@ -153,6 +153,7 @@ def test_ogbench_files(tmp_path, play):
     (lambda: collect_pointmaze("pointmaze-tiny-v0"), "env_id='pointmaze-tiny-v0'"), (lambda: collect_pointmaze("puzzle-3x3-v0"), "pointmaze-medium-v0"), (lambda: collect_pointmaze(episodes=0), "episodes=0"),
     (lambda: collect_pointmaze(max_steps=0), "max_steps=0"), (lambda: collect_pointmaze(noise=-1), "noise=-1"), (lambda: collect_pointmaze(noise=float("nan")), "noise=nan"),
     (lambda: collect_manipspace(MEDIUM, episodes=1, max_steps=1), "env_id="), (lambda: collect_manipspace("puzzle-3x3-v0", episodes=True, max_steps=1), "episodes=True"),
+    (lambda: collect_pointmaze(seed=-1), "seed=-1"), (lambda: evaluate(Still(), MEDIUM, seed=.5), "seed=0.5"), (lambda: load_play("antmaze-large-v0"), "env_id='antmaze-large-v0'"),
     (lambda: evaluate(Still(), MEDIUM, tasks=[6]), "tasks=[6]"), (lambda: evaluate(Still(), MEDIUM, tasks=[]), "tasks=[]"), (lambda: evaluate(Still(), MEDIUM, episodes=0), "episodes=0"),
     (lambda: evaluate(Still(), MEDIUM, max_steps=0), "max_steps=0"), (lambda: evaluate(Still(), "CartPole-v1"), "env_id='CartPole-v1'"),
 ])
