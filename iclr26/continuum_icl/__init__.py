@@ -11,14 +11,14 @@ __all__ = ['ConvolutionOperator', 'Grid', 'IdentityOperator', 'SpectralMultiplie
            'advection_task', 'heat_task', 'poisson_task', 'random_operator_task', 'sample_kappa_gaussian', 'hs_cosine',
            'multiplier_product', 'pairwise_hs_cosine', 'pretrain']
 
-# %% ../../nbs/continuum_icl/index.ipynb #6ed366dc
-from .grid import ConvolutionOperator, Grid, IdentityOperator, SpectralMultiplier
-from .kernels import KERNELS, EnergyKernel, GradientRBFKernel, LaplacianKernel, LinearKernel, OperatorKernel, RBFKernel, SoftmaxKernel
+# %% ../../nbs/continuum_icl/index.ipynb #40a341d0
+from .operators import (KERNELS, ConvolutionOperator, EnergyKernel, GradientRBFKernel, Grid, IdentityOperator, LaplacianKernel, LinearKernel, OperatorKernel, RBFKernel,
+                                            SoftmaxKernel, SpectralMultiplier)
 from .transformer import ContinuumAttention, ContinuumTransformer
 from .references import (InContextOperatorRegressor, apply_operator, blup, closed_form, expected_risk, log_marginal_likelihood, nearest_context, objective,
                                              operator_gradient_descent, posterior_variance, select_sigma)
-from .data import GaussianRandomField, ICLTask, advection_task, heat_task, poisson_task, random_operator_task, sample_kappa_gaussian
-from .training import hs_cosine, multiplier_product, pairwise_hs_cosine, pretrain
+from .training import (GaussianRandomField, ICLTask, advection_task, heat_task, hs_cosine, multiplier_product, pairwise_hs_cosine, poisson_task, pretrain, random_operator_task,
+                                           sample_kappa_gaussian)
 
 _all_ = ["ConvolutionOperator", "Grid", "IdentityOperator", "SpectralMultiplier",
          "KERNELS", "EnergyKernel", "GradientRBFKernel", "LaplacianKernel", "LinearKernel", "OperatorKernel", "RBFKernel", "SoftmaxKernel",

@@ -7,7 +7,7 @@ __all__ = ['operator_gradient_descent', 'apply_operator', 'objective', 'depth_fi
            'posterior_variance', 'log_marginal_likelihood', 'select_sigma', 'InContextOperatorRegressor',
            'nearest_context']
 
-# %% ../../nbs/continuum_icl/references.ipynb #873efa46
+# %% ../../nbs/continuum_icl/references.ipynb #444742ab
 import math
 from collections.abc import Callable, Iterable
 
@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .grid import check_fields, check_positive
-from .kernels import OperatorKernel, spectral_radius, squared_distances
+from .operators import check_fields, check_positive
+from .operators import OperatorKernel, spectral_radius, squared_distances
 from .transformer import damped, from_columns, symbol_columns, to_columns
 
 # %% ../../nbs/continuum_icl/references.ipynb #14ff06a2

@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['ContinuumAttention', 'to_columns', 'from_columns', 'symbol_columns', 'damped', 'ContinuumTransformer']
 
-# %% ../../nbs/continuum_icl/transformer.ipynb #01e328d2
+# %% ../../nbs/continuum_icl/transformer.ipynb #e9c41e6c
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from .grid import Grid, IdentityOperator, SpectralMultiplier, check_fields, check_positive, multiply
-from .kernels import OperatorKernel, spectral_radius
+from .operators import Grid, IdentityOperator, SpectralMultiplier, check_fields, check_positive, multiply
+from .operators import OperatorKernel, spectral_radius
 
 # %% ../../nbs/continuum_icl/transformer.ipynb #a7cb98a4
 class ContinuumAttention(nn.Module):

@@ -5,8 +5,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from iclr26.continuum_icl.grid import ConvolutionOperator, Grid, IdentityOperator
-from iclr26.continuum_icl.kernels import (KERNELS, EnergyKernel, GradientRBFKernel, LaplacianKernel, LinearKernel, OperatorKernel, RBFKernel, SoftmaxKernel,
+from iclr26.continuum_icl.operators import ConvolutionOperator, Grid, IdentityOperator
+from iclr26.continuum_icl.operators import (KERNELS, EnergyKernel, GradientRBFKernel, LaplacianKernel, LinearKernel, OperatorKernel, RBFKernel, SoftmaxKernel,
                                           squared_distances)
 
 torch.set_num_threads(1)

@@ -11,8 +11,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF
 from sklearn.kernel_ridge import KernelRidge
 
-from iclr26.continuum_icl.grid import ConvolutionOperator, Grid, IdentityOperator
-from iclr26.continuum_icl.kernels import KERNELS, LinearKernel, OperatorKernel, RBFKernel, SoftmaxKernel
+from iclr26.continuum_icl.operators import ConvolutionOperator, Grid, IdentityOperator
+from iclr26.continuum_icl.operators import KERNELS, LinearKernel, OperatorKernel, RBFKernel, SoftmaxKernel
 from iclr26.continuum_icl.references import (InContextOperatorRegressor, apply_operator, blup, closed_form, depth_filter, expected_risk, log_marginal_likelihood, nearest_context,
                                              objective, operator_gradient_descent, posterior_variance, select_sigma)
 from iclr26.continuum_icl.transformer import ContinuumTransformer

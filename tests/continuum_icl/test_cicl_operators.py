@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from iclr26.continuum_icl.grid import STENCILS, ConvolutionOperator, Grid, IdentityOperator, SpectralMultiplier, check_fields
+from iclr26.continuum_icl.operators import STENCILS, ConvolutionOperator, Grid, IdentityOperator, SpectralMultiplier, check_fields
 
 torch.set_num_threads(1)
 SHAPES = [(5,), (6,), (4, 3), (3, 4), (4, 6)]
