@@ -173,7 +173,7 @@ def _as_vector(net: nn.Module) -> nn.Parameter:
         if vector.requires_grad: p.grad = view(vector.grad)
     return vector
 
-# %% ../../nbs/transitive_rl/agents.ipynb #dc1c356f
+# %% ../../nbs/transitive_rl/agents.ipynb #f1ce4ce2
 @contextmanager
 def _torch_threads(n: int) -> Iterator[None]:
     before = torch.get_num_threads()
@@ -186,7 +186,7 @@ def _torch_threads(n: int) -> Iterator[None]:
 
 def _rows(name: str, x, width: int, device) -> Tensor:
     "Float32 rows, (width,) or (B,width), finite."
-    x = torch.as_tensor(x).detach().to(device, torch.float32)
+    x = torch.as_tensor(x if isinstance(x, Tensor) else np.array(x)).detach().to(device, torch.float32)   # a copy: data sets are read-only
     if x.ndim not in (1, 2) or x.shape[-1] != width: raise ValueError(f"{name} has shape {tuple(x.shape)}: expected ({width},) or (B, {width})")
     if not bool(torch.isfinite(x).all()): raise ValueError(f"{name} holds {float(x[~torch.isfinite(x)][0])}: expected finite numbers")
     return x

@@ -584,3 +584,11 @@ def test_missing_and_other_kinds(tmp_path):
     with pytest.raises(ValueError, match="kind 'crl'"): TRLAgent.load(tmp_path / "a")
     (tmp_path / "a" / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError): AGENTS["crl"].load(tmp_path / "a")
+
+
+def test_read_only_rows_pass_without_a_warning(recwarn):
+    agent = TRLAgent(TRLConfig(hidden=(8,), batch_size=4), 3, action_dim=2)
+    row = np.zeros(3, np.float32)
+    row.flags.writeable = False
+    agent.act(row, row), agent.distance(row, row)
+    assert not [w for w in recwarn if "writable" in str(w.message)]
