@@ -327,7 +327,7 @@ class LogUniformSchedule(EDMSchedule):
         self.low, self.high = math.log(sigma_min), math.log(sigma_max)
     def sample(self, n, generator=None): return (self.low + (self.high - self.low) * _uniform(n, generator)).exp()
 
-# %% ../../nbs/optimal_loss/training.ipynb #f06202eb
+# %% ../../nbs/optimal_loss/training.ipynb #10e9be69
 class LossGapSchedule(_Schedule):
     "The paper's schedule (2), completed. ValueError: bins < 2, rho outside [0,1], ema outside [0,1), update_every < 1."
     def __init__(
@@ -371,9 +371,12 @@ class LossGapSchedule(_Schedule):
     def base_weight(self, sigma: torch.Tensor) -> torch.Tensor:
         "w(sigma) of (2), in the dtype of sigma."
         s = sigma.to(torch.float64)
-        bump = s.log().sub_(self.mu).square_().mul_(-.5 / self.varsigma ** 2).exp_().mul_(s < self.sigma_star)
+        return self._base(s, s.log()).to(sigma.dtype)
+
+    def _base(self, s, log_s):
+        bump = (log_s - self.mu).square_().mul_(-.5 / self.varsigma ** 2).exp_().mul_(s < self.sigma_star)
         w = self.curve._evaluate(s).reciprocal().clamp_max_(self.w_star).mul_(self.a)
-        return w.add_(bump, alpha=self.f_amp / (self.varsigma * math.sqrt(2 * math.pi))).to(sigma.dtype)
+        return w.add_(bump, alpha=self.f_amp / (self.varsigma * math.sqrt(2 * math.pi)))
 
     def refresh(self) -> None:
         "Recompute p from the present losses and tabulate the weights."
@@ -392,10 +395,11 @@ class LossGapSchedule(_Schedule):
 
     def weight(self, sigma: torch.Tensor) -> torch.Tensor:
         "Factor of the summed x0-loss: w, divided by bins p if importance_correct."
-        w = self.base_weight(sigma)
-        if not self.correct: return w
-        cell = self._cell(sigma.to(torch.float64).log()).clamp_(0, self.bins - 1)
-        return w * self._correction[cell].to(w.dtype)
+        s = sigma.to(torch.float64)
+        log_s = s.log()
+        w = self._base(s, log_s)
+        if self.correct: w *= self._correction[self._cell(log_s).clamp_(0, self.bins - 1)]
+        return w.to(sigma.dtype)
 
     def update(self, sigma: torch.Tensor, loss: torch.Tensor) -> None:
         "Every visited cell moves towards the mean of its losses in this call. ValueError: unequal lengths, non-finite losses."
@@ -403,9 +407,8 @@ class LossGapSchedule(_Schedule):
         if s.shape != l.shape: raise ValueError(f"sigma has {len(s)} values, loss has {len(l)}: expected equal lengths")
         if not math.isfinite(float(l.sum())): raise ValueError("loss: expected finite values, got NaN or infinity")
         cell = self._cell(s.log()).clamp_(-1, self.bins) + 1                     # one more cell at either end for what is outside
-        sums = torch.zeros(self.bins + 2, dtype=torch.float64).index_add_(0, cell, l)[1:-1]
-        count = torch.bincount(cell, minlength=self.bins + 2)[1:-1]
-        self.loss_ema = torch.where(count > 0, torch.lerp(sums / count.clamp_min(1), self.loss_ema, self.ema), self.loss_ema)
+        sums, count = torch.zeros(self.bins + 2, 2, dtype=torch.float64).index_add_(0, cell, torch.stack([l, torch.ones_like(l)], 1))[1:-1].unbind(1)
+        self.loss_ema = torch.where(count > 0, torch.lerp(sums / count, self.loss_ema, self.ema), self.loss_ema)
         self.calls += 1
         if self.calls % self.every == 0: self.refresh()
 
