@@ -21,7 +21,7 @@ from ..lab.paths import write_atomic
 from .posterior import as_rows, check_weights
 from .processes import Process, process_scale
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #4e077603
+# %% ../../nbs/optimal_loss/estimators.ipynb #1da01f0e
 @functools.cache
 def _weigh():
     "Compiled pass over one level: weights w = exp(logit - top) and their sums, for float32 on the CPU."
@@ -37,22 +37,25 @@ def _weigh():
                 for l in range(D.shape[1]):
                     logit = -(D[m, l] * half_snr + G[m, l] * inverse)
                     if len(bias): logit += bias[m, l]
+                    w[m, l] = logit
                     level = max(level, logit)
                 if level == -np.inf: level = f32(0)
                 shrink[m] = exp32(top[m] - level)
                 z[m] *= shrink[m]; zD[m] *= shrink[m]; top[m] = level
             total, moment = f32(0), f32(0)
             for l in range(D.shape[1]):
-                logit = -(D[m, l] * half_snr + G[m, l] * inverse) - level
-                if len(bias): logit += bias[m, l]
-                v = exp32(logit)
+                if track: logit = w[m, l]                # the very numbers that the largest was taken from: rounded anew they may exceed it
+                else:
+                    logit = -(D[m, l] * half_snr + G[m, l] * inverse)
+                    if len(bias): logit += bias[m, l]
+                v = exp32(logit - level)
                 w[m, l] = v
                 total += v; moment += v * D[m, l]
                 column[l] = max(column[l], v)
             z[m] += total; zD[m] += moment
     return weigh
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #f9343d2e
+# %% ../../nbs/optimal_loss/estimators.ipynb #f12719d0
 _FAR = 1e30             # distance of a candidate that is none: weight exactly 0, and 0 * _FAR = 0
 
 class _Moments:
@@ -63,8 +66,8 @@ class _Moments:
         new = lambda *shape: torch.zeros(*shape, dtype=sources.dtype, device=sources.device)
         self.z, self.zD = new(K, b), new(K, b)                      # sums over candidates other than the source itself
         self.zx = new(K, b, d) if mean else None
-        self.top = new(K, b) if C < math.inf else new(K, b) - math.inf    # the logit that sums are relative to
-        self.track = C == math.inf
+        self.track = C > 1e20                                             # beside so small a weight of the source nothing may be dropped
+        self.top = new(K, b) - (math.log(C) if self.track else 0.0)       # the logit that sums are relative to
         self.tiny = (1e-10 if sources.dtype == torch.float32 else 1e-22) * min(1.0, 1 / C)
         self.dead = 100 if sources.dtype == torch.float32 else 740
         self.wide, self.x2 = sources.to(torch.float64), sources.to(torch.float64).square().sum(1, keepdim=True)
@@ -92,7 +95,7 @@ class _Moments:
         level = self._fused_level(D, G, bias) if D.device.type == "cpu" and D.dtype == torch.float32 else self._torch_level(D, G, bias)
         for k, sigma in enumerate(self.sigmas):
             s = nearest / sigma
-            if self.C < math.inf and s > slope and slope * s - s * s / 2 + extra < -self.dead: continue
+            if self.C < math.inf and s > slope and slope * s - s * s / 2 + extra < -self.dead - max(0.0, math.log(self.C)): continue
             w, column = level(k, sigma)
             if self.zx is not None: self._add_mean(k, w, column, rows)
 
@@ -236,7 +239,7 @@ def memory_map(
     if entry["dtype"] not in dtypes: raise ValueError(f"key={key!r} has dtype {entry['dtype']}: expected one of {', '.join(dtypes)}")
     return np.memmap(path, dtypes[entry["dtype"]], "r", offset=8 + size + entry["data_offsets"][0], shape=tuple(entry["shape"]))
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #1d26f112
+# %% ../../nbs/optimal_loss/estimators.ipynb #f9fb7c5d
 class _Rows:
     "Points that can be fetched by index. `array` is a tensor or a NumPy array, possibly a memory map."
     def __init__(self, array):
@@ -244,7 +247,7 @@ class _Rows:
         self.d = math.prod(array.shape[1:])
 
     def gather(self, index): 
-        if isinstance(self.array, torch.Tensor): return self.array[index.to(self.array.device)].reshape(len(index), -1)
+        if isinstance(self.array, torch.Tensor): return self.array[index.to(self.array.device)].detach().reshape(len(index), -1)
         return torch.from_numpy(np.asarray(self.array[index.cpu().numpy()])).reshape(len(index), -1)
 
     def part(self, i, j):
@@ -273,11 +276,13 @@ class _Held(_Rows):
         self.turn += 1
         return self.groups[self.turn % len(self.groups)][:size]
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #090cb7c8
+# %% ../../nbs/optimal_loss/estimators.ipynb #4edd1472
 def _batches(data):
     "Batches [b,d] of a loader, or blocks of points of a map-style Dataset."
     def flat(item, point):
-        while isinstance(item, (tuple, list)) and not (item and isinstance(item[0], (int, float))): item = item[0]
+        while isinstance(item, (tuple, list)) and item and isinstance(item[0], (tuple, torch.Tensor, np.ndarray)): item = item[0]
+        if not isinstance(item, (torch.Tensor, np.ndarray)) and not (isinstance(item, list) and all(isinstance(v, (int, float)) for v in item)):
+            raise TypeError(f"data: its items are {type(item).__name__}{f' with the keys {sorted(item)}' if isinstance(item, dict) else ''}, expected tensors or arrays, or tuples that begin with one")
         t = torch.as_tensor(item)
         if not t.is_floating_point(): raise TypeError(f"data: its items have dtype {t.dtype}, expected floating values; scale to float first")
         return t.detach().cpu().reshape(1, -1) if point else t.detach().cpu().reshape(len(t), -1)
@@ -324,7 +329,7 @@ class _Scan:
 
     def result(self): return self.norm / self.mass, self.spread / self.mass, len(np.unique(np.concatenate(self.keys)))
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #1a1b25bc
+# %% ../../nbs/optimal_loss/estimators.ipynb #acabbb54
 _TENSORS = ("sigma", "value", "stderr", "lo", "hi")
 
 @dataclass(eq=False)
@@ -361,13 +366,13 @@ class OptimalLossCurve:
         self._spline, self._ends = None, (float(self.sigma[0]), float(self.sigma[-1]))
 
     def __call__(self, sigma: float | torch.Tensor, reduction: str = "sum") -> float | torch.Tensor:
-        "Optimal loss at any noise level: a float for a number, float64 for a tensor. ValueError: negative or NaN sigma, unknown reduction."
+        "Optimal loss at any noise level: a float for a number, float64 for a tensor, list or array. ValueError: negative or NaN sigma, unknown reduction."
         if reduction not in ("sum", "mean"): raise ValueError(f"reduction={reduction!r}: expected 'sum' or 'mean'")
         s = torch.as_tensor(sigma, dtype=torch.float64).detach()
         if s.isnan().any() or (s < 0).any(): raise ValueError(f"sigma={sigma}: expected values >= 0")
         value = self._evaluate(s.cpu()).to(s.device)
         if reduction == "mean": value = value / self.dim
-        return value if isinstance(sigma, torch.Tensor) else float(value)
+        return value if value.ndim or isinstance(sigma, torch.Tensor) else float(value)
 
     def _evaluate(self, s):
         "Values at float64 levels >= 0 on the CPU, without checks: monotone cubic inside, inverse-square approach to tr_cov above."
@@ -648,7 +653,7 @@ def _hold(data, n, sources, L, room, generator, row_bytes):
     if at != n: raise ValueError(f"data: the second pass gave {at} points, the first {n}; expected a fixed data set")
     return _Held(n, wanted, torch.cat(kept), sources, list(pool.split(L)))
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #d2993588
+# %% ../../nbs/optimal_loss/estimators.ipynb #60d3dce9
 def optimal_loss(
     data,                     # floating Tensor or ndarray [N,...], memory map, map-style Dataset of points, or re-iterable of batches
     sigmas,                   # [K] VE noise levels in data units, strictly increasing
@@ -696,6 +701,7 @@ def optimal_loss(
     if rows is None:
         if plan.method in ("full", "knn"): raise ValueError(f"method={plan.method!r} needs data that can be indexed; these do not fit max_bytes/2={max_bytes // 2}: expected cdol, dol or snis, or a memory map")
         A, trace, distinct = held.result()
+        _check_range(A, trace, dtype)
         d, item = len(held.mean), 4
         room = max_bytes // 2
         fit = room // (2 * d * item)
@@ -711,6 +717,7 @@ def optimal_loss(
         scan = _Scan(w)
         for chunk in rows.parts(max(1, min(4096, max_bytes // (64 * rows.d)))): scan.add(chunk)
         A, trace, distinct = scan.result()
+        _check_range(A, trace, dtype)
     if labels is not None:
         def plan_of(size, share):
             L = max(2, min(size, round(plan.L * size / n)))
@@ -726,7 +733,13 @@ def optimal_loss(
             "conditional": labels is not None, "dtype": str(dtype), **note}
     return OptimalLossCurve(sigma=plan.sigmas, value=v, stderr=stderr, **ends, A=A, tr_cov=trace, method=plan.method, form=plan.form, n=n, n_distinct=distinct, dim=d, meta=meta)
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #592a5173
+# %% ../../nbs/optimal_loss/estimators.ipynb #c6164c08
+def _check_range(A, trace, dtype):
+    "Squared distances must neither overflow nor vanish."
+    low, high = (1e-30, 1e34) if dtype == torch.float32 else (1e-280, 1e290)
+    if not A < high or 0 < trace < low:
+        raise ValueError(f"data: mean squared norm {A:.3g}, variance {trace:.3g}: expected less than {high:g} and more than {low:g} for {dtype}; rescale{', or pass dtype=torch.float64' if dtype == torch.float32 else ''}")
+
 def _open(data, max_bytes, weights):
     "(_Rows, None) for data that were stacked, (None, _Scan) for data that must be read again."
     if isinstance(data, (str, Path)): return _Rows(memory_map(data)), None

@@ -191,7 +191,7 @@ def _ideal(rows, x, eps, at, sigmas, w, labels):
         moments.add(rows[i:i + 2048], None if logw is None else logw[column], mask.to(rows.device))
     return moments
 
-# %% ../../nbs/optimal_loss/training.ipynb #d6c588f3
+# %% ../../nbs/optimal_loss/training.ipynb #efe464a6
 class LossMonitor:
     "Running gap of a model in training, by noise level. TypeError/ValueError for arguments that do not fit together."
     def __init__(
@@ -252,6 +252,7 @@ class LossMonitor:
 
     def mse_loss(self, prediction: torch.Tensor, target: torch.Tensor, time=None, *, sigma=None, weight: torch.Tensor | None = None) -> torch.Tensor:
         "Mean squared error like F.mse_loss, times a weight a sample if given; the unweighted losses are recorded."
+        if prediction.shape != target.shape or prediction[0].numel() != self.curve.dim: raise ValueError(f"prediction has shape {tuple(prediction.shape)}, target {tuple(target.shape)}: expected equal shapes [B, ...] of {self.curve.dim} values a point, as in the curve's data")
         each = (prediction - target).square().flatten(1).mean(1)
         self.update(each if self.reduction == "mean" else each.detach() * self.curve.dim, time, sigma=sigma)
         return (each if weight is None else each * weight.reshape(-1)).mean()
