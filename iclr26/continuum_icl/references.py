@@ -7,16 +7,16 @@ __all__ = ['operator_gradient_descent', 'apply_operator', 'objective', 'depth_fi
            'posterior_variance', 'log_marginal_likelihood', 'select_sigma', 'InContextOperatorRegressor',
            'nearest_context']
 
-# %% ../../nbs/continuum_icl/references.ipynb #444742ab
+# %% ../../nbs/continuum_icl/references.ipynb #cff41048
 import math
+import warnings
 from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .operators import check_fields, check_positive
-from .operators import OperatorKernel, spectral_radius, squared_distances
+from .operators import OperatorKernel, check_fields, check_positive, spectral_radius, squared_distances
 from .transformer import damped, from_columns, symbol_columns, to_columns
 
 # %% ../../nbs/continuum_icl/references.ipynb #14ff06a2
@@ -291,7 +291,7 @@ def select_sigma(
     if not sigmas: raise ValueError("sigmas=[]: expected at least one candidate")
     return max(sigmas, key=lambda sigma: float(log_marginal_likelihood(make_kernel(sigma), f, u, noise=noise).sum()))
 
-# %% ../../nbs/continuum_icl/references.ipynb #e01ec628
+# %% ../../nbs/continuum_icl/references.ipynb #47ead47e
 class InContextOperatorRegressor:
     "Predict output fields from solved examples: `n_layers` layers of the continuum transformer, or their limit."
     def __init__(
@@ -302,6 +302,7 @@ class InContextOperatorRegressor:
         step: float | str = "auto",    # r > 0, or 0.95 of the stable bound; not used in the limit
         ridge: float = 0.0,            # in the limit, and in predict_std
     ):
+        if not isinstance(kernel, OperatorKernel): raise TypeError(f"kernel={kernel!r}: expected an OperatorKernel")
         if n_layers is not None: _check_steps(n_layers, 1.0, infinite=False)
         if step != "auto": check_positive("step", step)
         _check_ridge(ridge)
@@ -315,7 +316,11 @@ class InContextOperatorRegressor:
         "Store the examples. ValueError for an unstable step, LinAlgError for a singular K_x in the limit."
         f, u = self._fields("F", F), self._fields("U", U)
         _check(self.kernel, f, u)
-        if self.n_layers is None: state = {"factor_": _cholesky(self.kernel.gram(f), self.ridge)}
+        if self.n_layers is None:
+            gram = self.kernel.gram(f)
+            if self.ridge > (size := float(gram.diagonal(dim1=-2, dim2=-1).mean())):
+                warnings.warn(f"ridge={self.ridge:g} exceeds the mean of k_x(f, f), {size:.3g}: predictions shrink to zero; rescale the fields or lower ridge", stacklevel=2)
+            state = {"factor_": _cholesky(gram, self.ridge)}
         else: state = {"alpha_": operator_gradient_descent(self.kernel, f, u, steps=self.n_layers, step=self._step(f))}
         self.__dict__.update(state, f_=f, u_=u)
         return self

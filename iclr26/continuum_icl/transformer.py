@@ -5,15 +5,14 @@
 # %% auto #0
 __all__ = ['ContinuumAttention', 'to_columns', 'from_columns', 'symbol_columns', 'damped', 'ContinuumTransformer']
 
-# %% ../../nbs/continuum_icl/transformer.ipynb #e9c41e6c
+# %% ../../nbs/continuum_icl/transformer.ipynb #c0c49779
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from .operators import Grid, IdentityOperator, SpectralMultiplier, check_fields, check_positive, multiply
-from .operators import OperatorKernel, spectral_radius
+from .operators import Grid, IdentityOperator, OperatorKernel, SpectralMultiplier, check_fields, check_positive, multiply, spectral_radius
 
 # %% ../../nbs/continuum_icl/transformer.ipynb #a7cb98a4
 class ContinuumAttention(nn.Module):

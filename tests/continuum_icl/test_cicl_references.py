@@ -1,5 +1,6 @@
 """Gradient descent, closed form, kriging and likelihood against dense linear algebra, Monte Carlo and scikit-learn."""
 import math
+import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -11,8 +12,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF
 from sklearn.kernel_ridge import KernelRidge
 
-from iclr26.continuum_icl.operators import ConvolutionOperator, Grid, IdentityOperator
-from iclr26.continuum_icl.operators import KERNELS, LinearKernel, OperatorKernel, RBFKernel, SoftmaxKernel
+from iclr26.continuum_icl.operators import KERNELS, ConvolutionOperator, Grid, IdentityOperator, LinearKernel, OperatorKernel, RBFKernel, SoftmaxKernel
 from iclr26.continuum_icl.references import (InContextOperatorRegressor, apply_operator, blup, closed_form, depth_filter, expected_risk, log_marginal_likelihood, nearest_context,
                                              objective, operator_gradient_descent, posterior_variance, select_sigma)
 from iclr26.continuum_icl.transformer import ContinuumTransformer
@@ -342,3 +342,14 @@ def test_indefinite_output_operator():
 @pytest.mark.parametrize("option", [{"ridge": -1.0}, {"ridge": math.nan}, {"rcond": -1.0}])
 def test_bad_regularisation(option):
     with pytest.raises(ValueError, match=next(iter(option))): blup(make(), *problem(), **option)
+
+
+def test_a_ridge_beyond_the_fields_warns_and_a_kernel_is_needed():
+    grid = Grid((16,))
+    kernel = OperatorKernel(LinearKernel(grid), IdentityOperator(grid))
+    F = np.random.default_rng(0).normal(size=(6, 16))
+    with pytest.warns(UserWarning, match="ridge=1e-06 exceeds"): InContextOperatorRegressor(kernel, ridge=1e-6).fit(F * 1e-5, F)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        InContextOperatorRegressor(kernel, ridge=1e-6).fit(F, F)
+    with pytest.raises(TypeError, match="kernel=None"): InContextOperatorRegressor(None)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from iclr26.continuum_icl.operators import ConvolutionOperator, Grid, IdentityOperator, SpectralMultiplier
-from iclr26.continuum_icl.operators import KERNELS, LinearKernel, OperatorKernel, RBFKernel, SoftmaxKernel
+from iclr26.continuum_icl.operators import KERNELS, ConvolutionOperator, Grid, IdentityOperator, LinearKernel, OperatorKernel, RBFKernel, SoftmaxKernel, SpectralMultiplier
 from iclr26.continuum_icl.transformer import ContinuumAttention, ContinuumTransformer
 
 torch.set_num_threads(1)
