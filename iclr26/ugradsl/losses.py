@@ -6,7 +6,8 @@
 __all__ = ['gls_targets', 'suits', 'smoothed_rows', 'smoothed_gradient', 'gls_cross_entropy', 'mixed_unlearn_loss',
            'adaptive_alpha']
 
-# %% ../../nbs/ugradsl/losses.ipynb #6e39c18f
+# %% ../../nbs/ugradsl/losses.ipynb #e6a333a0
+import functools
 import math
 import warnings
 from typing import Literal
@@ -142,7 +143,7 @@ def smoothed_gradient(
     _backward(z.detach().numpy(), y.numpy(), *_alphas(alpha), *found.numpy()[1:3], g.detach().contiguous().numpy(), out.numpy())
     return out
 
-# %% ../../nbs/ugradsl/losses.ipynb #399a45e4
+# %% ../../nbs/ugradsl/losses.ipynb #df435226
 class _SmoothedCE(torch.autograd.Function):
     "Cross entropy (B,) of smoothed labels and, without gradient, the probability (B,) of the label."
     @staticmethod
@@ -171,8 +172,8 @@ class _SmoothedCE(torch.autograd.Function):
 
 def _gls_rows(logits: Tensor, y: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
     "Cross entropy (B,) of smoothed labels, and the probability (B,) of the label without gradient. Half-precision logits are computed in float32."
-    if isinstance(alpha, Tensor): alpha = alpha.to(dtype=logits.dtype, device=logits.device)
     wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    if isinstance(alpha, Tensor): alpha = alpha.to(dtype=wide.dtype, device=wide.device)
     if not (isinstance(alpha, Tensor) and alpha.requires_grad):
         try: rows, own = _SmoothedCE.apply(wide, y, alpha)
         except RuntimeError: pass  # inside a transform of torch.func or with forward-mode derivatives: plain operations, which know both
@@ -182,6 +183,12 @@ def _gls_rows(logits: Tensor, y: Tensor, alpha: float | Tensor) -> tuple[Tensor,
     rows = (alpha - 1) * own
     if isinstance(alpha, Tensor) or alpha: rows = rows - alpha * log_q.mean(1)
     return rows.to(logits.dtype), own.detach().exp()
+
+@functools.cache
+def _warm_up() -> None:
+    "Compiles (or loads) the loops once, so that no clock runs meanwhile."
+    z = torch.zeros(1, 2, requires_grad=True)
+    with torch.enable_grad(): _gls_rows(z, torch.zeros(1, dtype=torch.int64), -.2)[0].sum().backward()
 
 def _reduce(rows: Tensor, reduction: str) -> Tensor:
     return rows.mean() if reduction == "mean" else rows.sum() if reduction == "sum" else rows

@@ -74,6 +74,22 @@ def test_precision_follows_the_logits():
     assert gls_cross_entropy(z.half(), y, -.1).dtype == torch.float16
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("alpha_dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(), (4,)])
+def test_half_precision_takes_alpha_tensors(dtype, alpha_dtype, shape):
+    z, y = logits(4, 6).to(dtype).requires_grad_(), torch.arange(4)
+    alpha = torch.full(shape, -.25, dtype=alpha_dtype)
+    loss = gls_cross_entropy(z, y, alpha)
+    g, = torch.autograd.grad(loss, z)
+    wide = z.detach().double().requires_grad_()
+    exact = gls_cross_entropy(wide, y, -.25)
+    assert loss.dtype == g.dtype == dtype and float(loss.detach()) == pytest.approx(float(exact.detach()), rel=1e-2)
+    assert torch.allclose(g.double(), torch.autograd.grad(exact, wide)[0], atol=4e-3)
+    mixed, parts = mixed_unlearn_loss(z, y, z, y, alpha=alpha)
+    assert mixed.dtype == dtype and parts["forget"] == pytest.approx(mixed_unlearn_loss(wide, y, wide, y, alpha=-.25)[1]["forget"], rel=2e-2)
+
+
 def test_mixed_is_the_formula():
     zr, zf, yr, yf = logits(6, 5), logits(4, 5, 1), torch.arange(6) % 5, torch.arange(4)
     for reduction in ("mean", "sum"):
