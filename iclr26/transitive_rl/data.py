@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# %% ../../nbs/transitive_rl/data.ipynb #4e3214ba
+# %% ../../nbs/transitive_rl/data.ipynb #40ebfaad
 ACTION_LIMIT = 1 - 1e-5   # logged continuous actions are clipped to +-ACTION_LIMIT
 
 def _array(name: str, x) -> np.ndarray:
@@ -27,10 +27,10 @@ def _array(name: str, x) -> np.ndarray:
     return x
 
 def _float32(name: str, x, width: str) -> np.ndarray:
-    "A finite float32 matrix."
+    "A finite float32 matrix of its own memory."
     x = _array(name, x)
     if x.ndim != 2 or x.shape[1] == 0: raise ValueError(f"{name} has shape {x.shape}: expected (N, {width})")
-    with np.errstate(over="ignore"): x = np.ascontiguousarray(x, dtype=np.float32)
+    with np.errstate(over="ignore"): x = np.array(x, dtype=np.float32, order="C")
     bad = ~np.isfinite(x)
     if bad.any():
         row, column = np.argwhere(bad)[0]
@@ -60,15 +60,22 @@ def _rng(rng) -> np.random.Generator:
     return np.random.default_rng(int(rng))
 
 def _actions(actions, n_actions: int | None) -> tuple[np.ndarray, int | None]:
-    "(N,A) float32, clipped, or (N,) int64 with their number."
+    "(N,A) float32, not yet clipped, or (N,) int64 with their number."
     actions = _array("actions", actions)
     if actions.dtype.kind == "f":
         if n_actions is not None: raise ValueError(f"n_actions={n_actions!r}: expected None with continuous actions")
-        return np.clip(_float32("actions", actions, "A"), -np.float32(ACTION_LIMIT), np.float32(ACTION_LIMIT)), None
+        return _float32("actions", actions, "A"), None
     if actions.dtype.kind not in "iu" or actions.ndim != 1: raise ValueError(f"actions of dtype {actions.dtype} have shape {actions.shape}: expected (N, A) floating or (N,) integer")
     n = _count("n_actions", n_actions if n_actions is not None else int(actions.max(initial=0)) + 1)
     if len(actions) and (actions.min() < 0 or actions.max() >= n): raise ValueError(f"actions range over {actions.min()}..{actions.max()}: expected integers in 0..{n - 1}")
     return actions.astype(np.int64), n
+
+def _clip(actions: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    "Continuous actions within +-ACTION_LIMIT; a warning if one that is used, not a trajectory's last, lies outside [-1, 1]."
+    size = np.abs(np.delete(actions, ends, 0))
+    outside = size > 1 + 1e-6
+    if outside.any(): warnings.warn(f"actions: {outside.mean():.1%} of the numbers lie outside [-1, 1], the largest is {size.max():.4g} in size: they are clipped, scale actions to [-1, 1] first", UserWarning, stacklevel=3)
+    return np.clip(actions, -np.float32(ACTION_LIMIT), np.float32(ACTION_LIMIT))
 
 def _check_lengths(n: int, **arrays) -> None:
     for name, x in arrays.items():
@@ -201,9 +208,10 @@ def _ogbench_arrays(data: Mapping) -> dict:
     if "valids" in data: return arrays | {"terminals": ~_flags("valids", data["valids"])}
     return arrays if "oracle_reps" in arrays else _append_last_states(data)
 
-# %% ../../nbs/transitive_rl/data.ipynb #c34f3ad8
+# %% ../../nbs/transitive_rl/data.ipynb #c8cfe1c1
 def _write_npz(path: str | Path, arrays: dict) -> None:
     path = Path(path)
+    if not path.parent.is_dir(): raise FileNotFoundError(f"path={str(path)!r}: there is no folder {path.parent}")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as f: np.savez(f, **arrays)
@@ -213,7 +221,10 @@ def _write_npz(path: str | Path, arrays: dict) -> None:
 def _read_npz(path: str | Path) -> dict:
     "FileNotFoundError; ValueError for a damaged or foreign file."
     try:
-        with open(path, "rb") as f, np.load(f, allow_pickle=False) as z: arrays = {key: z[key] for key in z.files}
+        with open(path, "rb") as f:
+            if not zipfile.is_zipfile(f): raise ValueError("not a zip archive, or cut off; expected a file as TrajectoryDataset.save writes it")
+            f.seek(0)
+            with np.load(f, allow_pickle=False) as z: arrays = {key: z[key] for key in z.files}
         if arrays.get("n_actions") is not None: arrays["n_actions"] = int(arrays["n_actions"])
     except (FileNotFoundError, IsADirectoryError, PermissionError): raise
     except Exception as error: raise ValueError(f"{path} is no readable npz file of trajectories: {error}") from error   # zip, zlib, struct and numpy all have their own errors for damage
@@ -221,24 +232,25 @@ def _read_npz(path: str | Path) -> dict:
     if not {"observations", "actions", "terminals"} <= set(arrays) <= known: raise ValueError(f"{path} holds {sorted(arrays)}: expected observations, actions, terminals[, oracle_reps, n_actions]")
     return arrays
 
-# %% ../../nbs/transitive_rl/data.ipynb #b914f047
+# %% ../../nbs/transitive_rl/data.ipynb #7317e1f4
 class TrajectoryDataset:
     "Logged trajectories as flat, checked, read-only arrays."
     def __init__(self,
         observations,                   # (N,D)
-        actions,                        # (N,A) floating: continuous, clipped to +-(1-1e-5); (N,) integer: discrete
+        actions,                        # (N,A) floating: continuous, scaled to [-1,1], clipped to +-(1-1e-5); (N,) integer: discrete
         terminals,                      # (N,) bool or 0/1, true exactly at the last row of each trajectory
         oracle_reps=None,               # (N,G) what a goal is told by; None: the observation
         *,
         n_actions: int | None = None,   # of discrete data; None: largest action + 1
     ):
-        "ValueError: lengths differ, wrong dimensions, last row not terminal, a trajectory of one row, NaN or infinity, an action out of range, no rows."
+        "Copies. ValueError: lengths differ, wrong dimensions, last row not terminal, a trajectory of one row, NaN or infinity, a discrete action out of range, no rows. UserWarning: continuous actions outside [-1,1], which are clipped."
         observations = _float32("observations", observations, "D")
         actions, n_actions = _actions(actions, n_actions)
         terminals = _flags("terminals", terminals)
         oracle_reps = None if oracle_reps is None else _float32("oracle_reps", oracle_reps, "G")
         _check_lengths(len(observations), actions=actions, terminals=terminals, oracle_reps=oracle_reps)
         self.starts, self.ends = _bounds(terminals)
+        if n_actions is None: actions = _clip(actions, self.ends)
         self.observations, self.actions, self.oracle_reps, self.n_actions = _frozen(observations), _frozen(actions), _frozen(oracle_reps), n_actions
         self._deterministic = None
 

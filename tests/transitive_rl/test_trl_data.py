@@ -1,5 +1,6 @@
 """Trajectories, triples and files: distributions by enumeration, invariants by property, every refusal, damaged files."""
 import io
+import warnings
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def test_bounds(lengths):
 
 
 def test_dtypes_clipping_and_dimensions():
-    d = TrajectoryDataset(np.ones((2, 3), np.float64), [[2.0], [-1.0]], [False, True], torch.zeros(2, 5))
+    d = TrajectoryDataset(np.ones((2, 3), np.float64), [[1.0], [-1.0]], [False, True], torch.zeros(2, 5))
     assert d.observations.dtype == d.actions.dtype == d.oracle_reps.dtype == np.float32
     assert d.actions.ravel().tolist() == [np.float32(1 - 1e-5), -np.float32(1 - 1e-5)]
     assert d.goal_dim == 5 and d.action_dim == 1
@@ -44,9 +45,28 @@ def test_dtypes_clipping_and_dimensions():
 
 def test_arrays_are_read_only_and_inputs_untouched():
     obs, act = np.ones((2, 1), np.float32), np.full((2, 1), 3.0, np.float32)
-    d = TrajectoryDataset(obs, act, [0, 1])
+    with pytest.warns(UserWarning, match="outside"): d = TrajectoryDataset(obs, act, [0, 1])
     assert act[0, 0] == 3 and obs.flags.writeable
     with pytest.raises(ValueError): d.observations[0] = 0
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_later_changes_of_the_inputs_do_not_reach_the_data(kind):
+    for act in (np.full((2, 1), .5, np.float32), np.array([3, 1])):
+        inputs = [kind(x) for x in (np.ones((2, 1), np.float32), act, np.array([False, True]), np.ones((2, 4), np.float32))]
+        d = TrajectoryDataset(*inputs)
+        kept = [x.copy() for x in (d.observations, d.actions, d.ends, d.oracle_reps)]
+        for x in inputs: x[:] = 0
+        assert all(np.array_equal(a, b) for a, b in zip(kept, (d.observations, d.actions, d.ends, d.oracle_reps)))
+
+
+def test_actions_outside_the_range_are_clipped_with_a_warning():
+    with pytest.warns(UserWarning, match=r"25\.0% .*outside \[-1, 1\].*largest is 7 .*scale actions to \[-1, 1\]"):
+        d = TrajectoryDataset(np.zeros((3, 1)), [[.5, -7.], [0., 1.], [.2, .2]], [0, 0, 1])
+    assert d.actions[0].tolist() == [.5, -np.float32(1 - 1e-5)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TrajectoryDataset(np.zeros((3, 1)), [[1 + 1e-7, -1.], [0., 1.], [99., np.float32(-50)]], [0, 0, 1])     # the last row's action is never used
 
 
 GOOD = dict(observations=[[0.], [1.], [2.], [3.]], actions=[[0.], [0.], [0.], [0.]], terminals=[0, 1, 0, 1])
@@ -272,6 +292,15 @@ def test_flipped_bits_and_foreign_files(tmp_path):
     path.write_bytes(buffer.getvalue())
     with pytest.raises(ValueError, match="data.npz"): TrajectoryDataset.load(path)
     with pytest.raises(FileNotFoundError): TrajectoryDataset.load(tmp_path / "none.npz")
+
+
+def test_file_messages_name_the_path_and_advise_no_pickle(tmp_path):
+    path = tmp_path / "data.npz"
+    with pytest.raises(FileNotFoundError, match="path='.*missing/x.npz': there is no folder .*missing$"): make([3]).save(tmp_path / "missing" / "x.npz")
+    assert not list(tmp_path.iterdir())
+    path.write_text("observations,actions,terminals\n")
+    with pytest.raises(ValueError, match="data.npz is no readable npz file .*not a zip archive") as error: TrajectoryDataset.load(path)
+    assert "pickle" not in str(error.value)
 
 
 def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
