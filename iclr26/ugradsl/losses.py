@@ -143,7 +143,7 @@ def smoothed_gradient(
     _backward(z.detach().numpy(), y.numpy(), *_alphas(alpha), *found.numpy()[1:3], g.detach().contiguous().numpy(), out.numpy())
     return out
 
-# %% ../../nbs/ugradsl/losses.ipynb #df435226
+# %% ../../nbs/ugradsl/losses.ipynb #31f2f569
 class _SmoothedCE(torch.autograd.Function):
     "Cross entropy (B,) of smoothed labels and, without gradient, the probability (B,) of the label."
     @staticmethod
@@ -187,7 +187,7 @@ def _gls_rows(logits: Tensor, y: Tensor, alpha: float | Tensor) -> tuple[Tensor,
 @functools.cache
 def _warm_up() -> None:
     "Compiles (or loads) the loops once, so that no clock runs meanwhile."
-    z = torch.zeros(1, 2, requires_grad=True)
+    z = torch.zeros(1, 2, dtype=torch.float32, requires_grad=True)
     with torch.enable_grad(): _gls_rows(z, torch.zeros(1, dtype=torch.int64), -.2)[0].sum().backward()
 
 def _reduce(rows: Tensor, reduction: str) -> Tensor:
