@@ -21,15 +21,21 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from .losses import _check_labels, _check_mixing, _forget_term, _mixed, _warn_positive, adaptive_alpha
 
-# %% ../../nbs/ugradsl/unlearning.ipynb #63dc7350
+# %% ../../nbs/ugradsl/unlearning.ipynb #5d5b00c4
 def _fetch(dataset: Dataset, index: Tensor) -> tuple[Any, Tensor]:
     "Model inputs and labels of some samples."
     items = _items(dataset, index)
     if isinstance(items, Mapping):
-        if "labels" not in items: raise ValueError(f"items are dicts with the keys {sorted(items)}: expected a key 'labels'")
-        return {k: v for k, v in items.items() if k != "labels"}, items["labels"]
+        if "labels" not in items: raise ValueError(f"items are dicts with the keys {sorted(items)}: expected the class under the key 'labels'; rename it in the dataset's __getitem__ or in the loader's collate_fn (datasets of Hugging Face: dataset.rename_column(old, 'labels'))")
+        return {k: v for k, v in items.items() if k != "labels"}, _integers(items["labels"])
     if len(items) != 2: raise ValueError(f"items have {len(items)} parts: expected (x, y) or a dict with 'labels'")
-    return items[0], items[1]
+    return items[0], _integers(items[1])
+
+def _integers(y) -> Tensor:
+    "The labels, unless rounding would change what they say."
+    if not isinstance(y, Tensor) or y.is_floating_point() or y.is_complex():
+        raise ValueError(f"the labels have type {y.dtype if isinstance(y, Tensor) else type(y).__name__}: expected integer labels 0..K-1 (convert them with .long() if that is what they are)")
+    return y
 
 def _items(dataset: Dataset, index: Tensor):
     if hasattr(dataset, "fetch"): return dataset.fetch(index)  # a data loader's dataset with its own collating

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from iclr26.ugradsl import (METHODS, BoundaryExpand, BoundaryShrink, FineTune, GradientAscent, InfluenceUnlearn, L1Sparse, RandomLabel, Retrain, SalUn, UGradSL, UGradSLPlus,
-                            UnlearningDivergedError, adaptive_alpha, mixed_unlearn_loss, unlearn)
+                            UnlearningDivergedError, adaptive_alpha, evaluate, mixed_unlearn_loss, unlearn)
 from iclr26.ugradsl.unlearning import _Stream, _seeds
 
 torch.set_num_threads(1)
@@ -294,6 +294,28 @@ def test_loaders_and_collate():
     class Endless(IterableDataset):
         def __iter__(self): return iter([])
     with pytest.raises(TypeError, match="forget"): unlearn(model, DataLoader(Endless(), 2), RETAIN)
+
+
+@pytest.mark.parametrize("y", [torch.arange(50) % 3 + .7, (torch.arange(50) % 3).half(), (torch.arange(50) % 3).to(torch.complex64)])
+@pytest.mark.parametrize("cls", ALL)
+def test_labels_are_never_rounded(cls, y):
+    x, word = DATA.tensors[0], f"labels have type {y.dtype}".replace(".", r"\.")
+    for data in (TensorDataset(x, y), [*zip(x, y)]):
+        with pytest.raises(ValueError, match=word): cls(**KW).unlearn(net(), *parts(data))
+        with pytest.raises(ValueError, match=word): evaluate(net(), *parts(data), DATA)
+
+
+def test_labels_of_other_integer_types_and_no_tensors():
+    x, y = DATA.tensors
+    same = [UGradSL(**KW).unlearn(net(), *parts(TensorDataset(x, y.to(t)))).model for t in (torch.int64, torch.int32, torch.uint8)]
+    assert torch.equal(flat(same[0]), flat(same[1])) and torch.equal(flat(same[0]), flat(same[2]))
+    with pytest.raises(ValueError, match="labels have type (list|tuple)"): UGradSL(**KW).unlearn(net(), *parts([(a, str(int(b))) for a, b in zip(x, y)]))
+
+
+def test_dict_items_without_labels_say_what_to_do():
+    data = [{"x": x, "label": int(y)} for x, y in zip(*DATA.tensors)]
+    for call in (lambda: UGradSL(**KW).unlearn(net(), *parts(data)), lambda: evaluate(net(), *parts(data), DATA)):
+        with pytest.raises(ValueError, match=r"\['label', 'x'\].*key 'labels'.*rename"): call()
 
 
 class Words(Dataset):
