@@ -173,7 +173,7 @@ def _as_vector(net: nn.Module) -> nn.Parameter:
         if vector.requires_grad: p.grad = view(vector.grad)
     return vector
 
-# %% ../../nbs/transitive_rl/agents.ipynb #f1ce4ce2
+# %% ../../nbs/transitive_rl/agents.ipynb #efd22500
 @contextmanager
 def _torch_threads(n: int) -> Iterator[None]:
     before = torch.get_num_threads()
@@ -183,6 +183,14 @@ def _torch_threads(n: int) -> Iterator[None]:
     torch.set_num_threads(n)
     try: yield
     finally: torch.set_num_threads(before)
+
+class _NoDevice(ValueError): "A device that this machine has not."
+
+def _check_device(device: str) -> None:
+    try: torch.zeros(1, device=device).item()
+    except (AssertionError, RuntimeError, NotImplementedError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise _NoDevice(f"device={device!r}: {reason}; expected a device of this machine such as 'cpu'") from None
 
 def _rows(name: str, x, width: int, device) -> Tensor:
     "Float32 rows, (width,) or (B,width), finite."
@@ -201,12 +209,17 @@ def _indices(name: str, x, n: int, device) -> Tensor:
 def _numpy(x: Tensor, single: bool) -> np.ndarray:
     return np.asarray((x[0] if single else x).cpu().numpy())
 
-# %% ../../nbs/transitive_rl/agents.ipynb #c21757a1
+# %% ../../nbs/transitive_rl/agents.ipynb #0b6e7df1
 _FILES = ("config.json", "model.safetensors")
+_ENTRIES = ("agent", "config", "dims", "options", "steps_done", "rng", "sha256")   # of config.json
+
+def _check_folder(folder: Path) -> None:
+    "ValueError if `folder` holds anything but a saved agent."
+    if folder.exists() and not (folder.is_dir() and set(p.name for p in folder.iterdir()) <= set(_FILES)): raise ValueError(f"folder={str(folder)!r} exists and is no saved agent: expected a new or empty folder, or a saved agent to replace")
 
 def _write_folder(folder: Path, config: dict, tensors: dict[str, Tensor]) -> None:
     "Write both files beside `folder`, then put them in its place."
-    if folder.exists() and not (folder.is_dir() and set(p.name for p in folder.iterdir()) <= set(_FILES)): raise ValueError(f"folder={str(folder)!r} exists and is no saved agent: expected a new or empty folder, or a saved agent to replace")
+    _check_folder(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     old = temporary.with_name(temporary.name + ".old")
@@ -228,13 +241,15 @@ def _read_folder(folder: Path) -> tuple[dict, dict[str, Tensor]]:
     "FileNotFoundError; ValueError for damaged files."
     try:
         config = json.loads((folder / "config.json").read_text())
+        if not isinstance(config, dict): raise ValueError(f"config.json holds a {type(config).__name__}, expected the settings of a saved agent")
+        if missing := [key for key in _ENTRIES if key not in config]: raise ValueError(f"config.json lacks {', '.join(missing)}")
         blob = (folder / "model.safetensors").read_bytes()
         if hashlib.sha256(blob).hexdigest() != config["sha256"]: raise ValueError("model.safetensors is damaged or of another save, its checksum differs")
         return config, safetensors.torch.load(blob)
     except FileNotFoundError: raise
     except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error: raise ValueError(f"folder={str(folder)!r} is no readable saved agent: {error}") from error
 
-# %% ../../nbs/transitive_rl/agents.ipynb #0d8a78dd
+# %% ../../nbs/transitive_rl/agents.ipynb #c7519370
 class Agent:
     "Interface and training loop of all agents; subclasses give `_build`, `_losses` and `_score`."
     kind = ""                         # name in files
@@ -255,6 +270,7 @@ class Agent:
         self.action_dim = None if action_dim is None else _size("action_dim", action_dim)
         self.n_actions = None if n_actions is None else _size("n_actions", n_actions)
         self.policy = self._choose_policy()
+        _check_device(config.device)
         self.steps_done = 0
         self._rng = np.random.default_rng(config.seed)
         self._noise = torch.Generator().manual_seed(config.seed)
@@ -270,7 +286,9 @@ class Agent:
     @classmethod
     def for_dataset(cls, config: TRLConfig, dataset: TrajectoryDataset, **kw) -> "Agent":
         "An agent with the dimensions of a data set."
-        return cls(config, dataset.obs_dim, action_dim=dataset.action_dim, n_actions=dataset.n_actions, goal_dim=dataset.goal_dim, **kw)
+        agent = cls(config, dataset.obs_dim, action_dim=dataset.action_dim, n_actions=dataset.n_actions, goal_dim=dataset.goal_dim, **kw)
+        agent._check_dataset(dataset)
+        return agent
 
     def _choose_policy(self):
         name = self.config.policy
@@ -339,8 +357,10 @@ class Agent:
 
     # answers ------------------------------------------------------------------------------------------------
     def _inputs(self, obs, goal) -> tuple[Tensor, Tensor, bool]:
-        "Rows of both, and whether they were a single one."
+        "Rows of both, a single one repeated beside several, and whether both were single."
         obs, goal = _rows("obs", obs, self.obs_dim, self.config.device), _rows("goal", goal, self.goal_dim, self.config.device)
+        if obs.ndim < goal.ndim: obs = obs.expand(len(goal), -1)
+        if goal.ndim < obs.ndim: goal = goal.expand(len(obs), -1)
         if obs.shape[:-1] != goal.shape[:-1]: raise ValueError(f"obs has shape {tuple(obs.shape)}, goal {tuple(goal.shape)}: expected as many goals as observations")
         return torch.atleast_2d(obs), torch.atleast_2d(goal), obs.ndim == 1
 
@@ -350,8 +370,8 @@ class Agent:
 
     @torch.no_grad()
     def act(self,
-        obs,                         # (D,) or (B,D)
-        goal,                        # (goal_dim,) or (B,goal_dim)
+        obs,                         # (D,) or (B,D); one serves several goals,
+        goal,                        # (goal_dim,) or (B,goal_dim); and one goal several observations
         *,
         deterministic: bool = True,  # False: add the policy's own noise
         generator: torch.Generator | None = None,
@@ -410,7 +430,7 @@ class Agent:
         *,
         device: str | None = None,   # None: where it was trained
     ) -> "Agent":
-        "Read what `save` wrote; `Agent.load` reads any kind. FileNotFoundError; ValueError: damaged files, or an agent of another kind."
+        "Read what `save` wrote; `Agent.load` reads any kind. FileNotFoundError; ValueError: damaged files, an agent of another kind, or a device that is not there."
         saved, tensors = _read_folder(Path(folder))
         kinds = {c.kind: c for c in _descendants(Agent)}
         if saved.get("agent") not in kinds or not issubclass(kinds[saved["agent"]], cls): raise ValueError(f"folder={str(folder)!r} holds an agent of kind {saved.get('agent')!r}: expected {cls.kind or ' or '.join(kinds)!r}")
@@ -418,6 +438,7 @@ class Agent:
             config = TRLConfig(**saved["config"] | ({} if device is None else {"device": device}))
             agent = kinds[saved["agent"]](config, **saved["dims"], **saved["options"])
             agent._restore(tensors, saved)
+        except _NoDevice: raise
         except (KeyError, TypeError, ValueError, RuntimeError) as error: raise ValueError(f"folder={str(folder)!r} is no readable saved agent: {error}") from error
         return agent
 
@@ -446,7 +467,7 @@ def _track(items, description: str, progress: bool):
     from rich.progress import track
     return track(items, description=description)
 
-# %% ../../nbs/transitive_rl/agents.ipynb #49626003
+# %% ../../nbs/transitive_rl/agents.ipynb #4fa79368
 class TRLAgent(Agent):
     "Transitive RL: value learning by divide and conquer."
     kind = "trl"
@@ -463,6 +484,10 @@ class TRLAgent(Agent):
         if c.oracle_distill: self.nets["distilled"] = make(self.goal_dim)
 
     def _target_names(self) -> tuple[str, ...]: return ("critic",)
+
+    def _check_dataset(self, dataset: TrajectoryDataset) -> None:
+        super()._check_dataset(dataset)
+        if self.config.oracle_distill and dataset.oracle_reps is None: raise ValueError("oracle_distill=True: expected a data set with oracle_reps")
 
     @torch.no_grad()
     def _log_targets(self, batch: TransitiveBatch, mid_goal: Tensor, goal: Tensor) -> Tensor:

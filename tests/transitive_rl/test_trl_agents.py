@@ -372,7 +372,7 @@ def test_no_policy(kind):
 
 
 @pytest.mark.parametrize("name, bad, message", [
-    ("obs", np.zeros(2), "obs has shape"), ("goal", np.zeros((1, 3)), "as many goals"), ("goal", np.zeros(4), "goal has shape"), ("obs", np.array([0, np.nan, 0]), "obs holds nan"), ("goal", np.array([0, np.inf, 0]), "goal holds inf"),
+    ("obs", np.zeros(2), "obs has shape"), ("goal", np.zeros(4), "goal has shape"), ("obs", np.array([0, np.nan, 0]), "obs holds nan"), ("goal", np.array([0, np.inf, 0]), "goal holds inf"),
     ("obs", np.zeros((1, 1, 3)), "obs has shape"), ("action", np.zeros(3), "action has shape"), ("action", np.zeros((2, 2)), "action has shape"), ("action", np.array([np.nan, 0]), "action holds nan"),
 ])
 def test_questions_refused(name, bad, message):
@@ -382,6 +382,18 @@ def test_questions_refused(name, bad, message):
     if name != "action":
         inputs.pop("action")
         with pytest.raises(ValueError, match=message): agent.act(**inputs)
+
+
+def test_one_goal_serves_many_observations_and_the_reverse():
+    for agent in (make(steps=2), make("qrl", steps=2), make(oracle=True, policy="frs", steps=2), make(discrete=True, steps=2)):
+        rng = np.random.default_rng(0)
+        obs, goal = rng.standard_normal((4, 3)), rng.standard_normal((4, agent.goal_dim))
+        for method in (agent.act, agent.value, agent.distance):
+            assert np.array_equal(method(obs, goal[0]), method(obs, np.repeat(goal[:1], 4, 0)))
+            assert np.array_equal(method(obs[0], goal), method(np.repeat(obs[:1], 4, 0), goal))
+            assert method(obs[:1], goal[0]).shape == method(obs[:1], goal[:1]).shape
+            with pytest.raises(ValueError, match="as many goals"): method(obs, goal[:2])
+            with pytest.raises(ValueError, match="as many goals"): method(obs[:1], goal)
 
 
 @pytest.mark.parametrize("action, message", [(4, "expected 0..3"), (-1, "expected 0..3"), (1.0, "expected integers"), ([1, 2], "action has shape")])
@@ -554,6 +566,37 @@ def test_failed_save_keeps_the_old_one(tmp_path, monkeypatch):
         m.setattr(safetensors.torch, "save_file", broken)
         with pytest.raises(OSError, match="disk full"): agent.save(tmp_path / "a")
     assert TRLAgent.load(tmp_path / "a").steps_done == 1 and [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("content, words", [("{}", "config.json lacks agent, config, .*sha256"), ("[]", "config.json holds a list"), ("3", "config.json holds a int")])
+def test_empty_settings_are_named(tmp_path, content, words):
+    make().save(tmp_path / "a")
+    (tmp_path / "a" / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=f"folder=.*{words}"): TRLAgent.load(tmp_path / "a")
+
+
+ABSENT = "cuda:77" if torch.cuda.is_available() else "cuda"   # a device that no machine of the tests has
+
+def test_a_missing_device_is_named_in_one_line(tmp_path):
+    make().save(tmp_path / "a")
+    saved = json.loads((tmp_path / "a" / "config.json").read_text())
+    calls = [lambda d: make(device=d), lambda d: TRLAgent(TRLConfig(**TINY, device=d), 3, action_dim=2), lambda d: TRLAgent.load(tmp_path / "a", device=d)]
+    for call in calls:
+        for device in (ABSENT, "meta"):
+            with pytest.raises(ValueError, match=f"^device='{device}': .*expected a device of this machine") as error: call(device)
+            assert "\n" not in str(error.value)
+    (tmp_path / "a" / "config.json").write_text(json.dumps(saved | {"config": saved["config"] | {"device": ABSENT}}))
+    with pytest.raises(ValueError, match=f"^device='{ABSENT}': "): TRLAgent.load(tmp_path / "a")
+    assert TRLAgent.load(tmp_path / "a", device="cpu").config.device == "cpu"
+
+
+@pytest.mark.parametrize("kind", ["trl", "td", "mc"])
+def test_distilling_needs_oracle_representations(kind):
+    config = TRLConfig(**TINY, oracle_distill=True)
+    with pytest.raises(ValueError, match="oracle_distill=True.*oracle_reps"): AGENTS[kind].for_dataset(config, data())
+    agent = AGENTS[kind](config, 3, action_dim=2)
+    with pytest.raises(ValueError, match="oracle_distill=True.*oracle_reps"): agent.fit(data(), 1)
+    assert agent.steps_done == 0
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "other weights", "no json", "json list", "unknown agent", "unknown field", "bad value", "other sizes", "no rng"])
