@@ -15,7 +15,7 @@ from typing import Annotated, Optional
 import numpy as np
 import typer
 
-# %% ../../nbs/transitive_rl/cli.ipynb #b3220553
+# %% ../../nbs/transitive_rl/cli.ipynb #af0fb84c
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown",
                   help="Values by divide and conquer: collect trajectories, train an agent on them or on yours, evaluate it.\n\n"
                        "Begin with:\n\n"
@@ -39,15 +39,16 @@ def collect(
     force: Annotated[bool, typer.Option(help="Replace an existing file.")] = False,
 ):
     "Log noisy navigation (pointmaze) or scripted play (cube, scene, puzzle) in OGBench's physics. Needs the extra rl. Pointmaze: about 10 000 steps a second; manipulation: a few hundred."
-    from iclr26.transitive_rl.environments import collect_manipspace, collect_pointmaze
+    from iclr26.transitive_rl.environments import KINDS, _check_env, collect_manipspace, collect_pointmaze
     _new_file(out, force)
+    _check_env(env_id, KINDS["pointmaze"] + KINDS["manipulation"])
     start = time.time()
     if env_id.startswith("pointmaze-"): data = collect_pointmaze(env_id, episodes=episodes, max_steps=steps, noise=noise, seed=seed, progress=True)
     else: data = collect_manipspace(env_id, episodes=episodes, max_steps=steps, seed=seed, progress=True)
     data.save(out)
     print(f"{data}\nwritten to {out} in {time.time() - start:.0f} s")
 
-# %% ../../nbs/transitive_rl/cli.ipynb #ea231448
+# %% ../../nbs/transitive_rl/cli.ipynb #ae46d74b
 def _config(env: str | None, **options):
     from iclr26.transitive_rl.agents import TRLConfig
     options = {k: v for k, v in options.items() if v is not None}
@@ -58,11 +59,12 @@ def _config(env: str | None, **options):
 
 def _agent(kind: str, n: int | None, config, data, out: Path, force: bool):
     "A new agent, or the interrupted one in `out`."
-    from iclr26.transitive_rl.agents import AGENTS
+    from iclr26.transitive_rl.agents import AGENTS, _check_folder
     if kind not in AGENTS: raise ValueError(f"agent={kind!r}: expected one of {', '.join(AGENTS)}")
     if n is not None and kind != "td": raise ValueError(f"n={n} is the step length of --agent td, not of {kind}")
     new = AGENTS[kind].for_dataset(config, data, **({} if n is None else {"n": n}))
-    if not out.exists() or force: return new
+    _check_folder(out)
+    if force or not out.exists() or not any(out.iterdir()): return new
     old = type(new).load(out)
     if old.config != new.config or old.options != new.options:
         was, now = ({**asdict(a.config), **a.options} for a in (old, new))

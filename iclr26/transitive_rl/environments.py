@@ -366,22 +366,22 @@ def load_play(
         dataset.save(path)
     return dataset
 
-# %% ../../nbs/transitive_rl/environments.ipynb #7901c3ae
+# %% ../../nbs/transitive_rl/environments.ipynb #7a90bf81
 def load_ogbench(
     name: str,          # OGBench's data set name, such as "puzzle-3x3-play-v0"
     path: str | Path,   # local npz of the training part; the validation part must lie beside it as <name>-val.npz
 ) -> TrajectoryDataset:
     "The training part of a local OGBench file with its oracle representations. FileNotFoundError names the missing file; ValueError for an unknown name."
     ogbench, path = _ogbench(), Path(path)
-    for file in (path, path.with_name(f"{path.stem}-val.npz")):
-        if not file.is_file(): raise FileNotFoundError(f"path={str(path)!r}: expected the file {file}")
     import gymnasium
     base = str(name).removesuffix("-v0").removesuffix("-oraclerep")
     if f"{base.rsplit('-', 1)[0]}-v0" not in gymnasium.registry: raise ValueError(f"name={name!r}: expected an OGBench data set name such as puzzle-3x3-play-v0")
+    for file in (path, path.with_name(f"{path.stem}-val.npz")):
+        if not file.is_file(): raise FileNotFoundError(f"path={str(path)!r}: expected the file {file}")
     _, train, _ = ogbench.make_env_and_datasets(f"{base}-oraclerep-v0", dataset_path=str(path), compact_dataset=True)
     return TrajectoryDataset.from_ogbench(train)
 
-# %% ../../nbs/transitive_rl/environments.ipynb #0f20a54e
+# %% ../../nbs/transitive_rl/environments.ipynb #d1ccf28f
 @dataclass(frozen=True)
 class EvalResult:
     "Success per task and steps per episode."
@@ -416,6 +416,13 @@ def rollout(
             success = bool(info["success"])
     return np.array(path, np.float32), goal, success
 
+def _check_widths(agent, env_id: str, env, oracle: bool) -> None:
+    "ValueError if the agent says what widths it takes, and the environment has others."
+    with _global_seed(0): ob, info = env.reset(seed=0, options=dict(task_id=1))
+    for what, name, x in (("observations", "obs_dim", ob), ("goals", "goal_dim", info["goal"])):
+        width, own = np.size(x), getattr(agent, name, None)
+        if own is not None and own != width: raise ValueError(f"env_id={env_id!r} has {what} of {width} numbers{f' with oracle={oracle}' if what == 'goals' else ''}, the agent takes {own}: expected the environment whose data it learned from")
+
 def evaluate(
     agent,                       # has act(obs, goal)
     env_id: str,
@@ -427,12 +434,13 @@ def evaluate(
     oracle: bool = False,        # goal = the environment's oracle representation instead of an observation
     progress: bool = False,
 ) -> EvalResult:
-    "Success rates by OGBench's protocol. The global NumPy generator is left as it was. ValueError for unknown tasks or counts below 1."
+    "Success rates by OGBench's protocol. The global NumPy generator is left as it was. ValueError for unknown tasks, counts below 1, or an agent of other widths than the environment's."
     _check_counts(episodes=episodes, **({} if max_steps is None else {"max_steps": max_steps}))
     _check_seed(seed)
     made = _make(env_id, use_oracle_rep=oracle)
     tasks = list(range(1, made[0].num_tasks + 1) if tasks is None else tasks)
     if not tasks or not set(tasks) <= set(range(1, made[0].num_tasks + 1)): raise ValueError(f"tasks={tasks}: expected task ids in 1..{made[0].num_tasks}")
+    _check_widths(agent, env_id, made[0], oracle)
     success, lengths = {t: [] for t in tasks}, {t: [] for t in tasks}
     for task, episode in _track([(t, e) for t in tasks for e in range(episodes)], f"evaluate {env_id}", progress):
         path, _, reached = rollout(agent, env_id, task, seed=seed, episode=episode, max_steps=max_steps, oracle=oracle, env=made)

@@ -3,6 +3,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from iclr26.lab.cli import main
 from iclr26.transitive_rl import GridMaze, TrajectoryDataset, TRLAgent
@@ -94,6 +95,40 @@ def test_faults_end_with_one_line_and_change_nothing(log, tmp_path, capsys):
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
     assert run("train", log, "--out", out, "--steps", 1, "--agent", "mc", "--force", *OPTIONS) == 0
     assert Agent.load(out).kind == "mc"
+
+
+def test_an_unknown_environment_lists_both_kinds(tmp_path, capsys):
+    pytest.importorskip("ogbench")
+    for name in ("nope-v0", "pointmaze-nope-v0", "antmaze-large-v0"):
+        assert run("collect", name, "--out", tmp_path / "x.npz") == 1
+        error = capsys.readouterr().err
+        assert f"env_id='{name}'" in error and "pointmaze-medium-v0" in error and "puzzle-3x3-v0" in error and len(error.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("extra", [[], ["--force"]])
+def test_foreign_folders_are_refused_before_any_update(log, tmp_path, capsys, monkeypatch, extra):
+    keep = tmp_path / "keep"
+    keep.mkdir()
+    assert run("train", log, "--out", keep, "--steps", 1, *OPTIONS, *extra) == 0           # an empty folder is new
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("x")
+    monkeypatch.setattr(TRLAgent, "update", None)
+    for out in (foreign, foreign / "thesis.tex"):
+        capsys.readouterr()
+        assert run("train", log, "--out", out, "--steps", 1, *OPTIONS, *extra) == 1
+        error = capsys.readouterr().err
+        assert f"folder='{out}' exists and is no saved agent" in error and "Errno" not in error and len(error.strip().splitlines()) == 1
+    assert [p.name for p in foreign.iterdir()] == ["thesis.tex"]
+
+
+def test_a_missing_device_and_missing_oracle_goals_end_with_one_line(log, tmp_path, capsys):
+    device = "cuda:77" if torch.cuda.is_available() else "cuda"
+    for extra, words in ((["--device", device], f"device='{device}': "), (["--oracle-distill"], "oracle_distill=True")):
+        assert run("train", log, "--out", tmp_path / "agent", "--steps", 1, *OPTIONS, *extra) == 1
+        error = capsys.readouterr().err
+        assert words in error and len(error.strip().splitlines()) == 1 and not (tmp_path / "agent").exists()
 
 
 def test_help_teaches(capsys):

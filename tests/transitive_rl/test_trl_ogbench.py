@@ -145,7 +145,8 @@ def test_ogbench_files(tmp_path, play):
     np.savez(tmp_path / "x-val.npz", **raw)
     data = load_ogbench("pointmaze-medium-navigate-v0", tmp_path / "x.npz")
     assert np.array_equal(data.observations, play.observations) and np.array_equal(data.ends, play.ends) and np.array_equal(data.oracle_reps, play.oracle_reps)
-    with pytest.raises(ValueError, match="name='nothing-play'"): load_ogbench("nothing-play", tmp_path / "x.npz")
+    for file in ("x.npz", "no.npz"):     # the name is judged first
+        with pytest.raises(ValueError, match="name='nothing-play'"): load_ogbench("nothing-play", tmp_path / file)
     with pytest.raises(FileNotFoundError): load_ogbench("pointmaze-medium-navigate-v0", tmp_path / "no.npz")
 
 
@@ -160,6 +161,28 @@ def test_ogbench_files(tmp_path, play):
 def test_bad_input_is_named(call, words):
     with pytest.raises(ValueError) as error: call()
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("env_id, oracle, dims, words", [
+    (MEDIUM, False, dict(obs_dim=55, goal_dim=55), "env_id='pointmaze-medium-v0' has observations of 2 numbers, the agent takes 55"),
+    ("puzzle-3x3-v0", False, dict(obs_dim=2, goal_dim=2), "env_id='puzzle-3x3-v0' has observations of 55 numbers, the agent takes 2"),
+    ("puzzle-3x3-v0", True, dict(obs_dim=55, goal_dim=55), "env_id='puzzle-3x3-v0' has goals of 9 numbers with oracle=True, the agent takes 55"),
+    ("puzzle-3x3-v0", False, dict(obs_dim=55, goal_dim=9), "env_id='puzzle-3x3-v0' has goals of 55 numbers with oracle=False, the agent takes 9"),
+])
+def test_an_agent_of_other_widths_is_refused_before_the_first_episode(env_id, oracle, dims, words):
+    class Learned(Still):
+        def act(self, obs, goal): raise AssertionError("an episode began")
+    agent = Learned()
+    vars(agent).update(dims)
+    before = np.random.get_state()[1].copy()
+    with pytest.raises(ValueError) as error: evaluate(agent, env_id, tasks=[1], episodes=1, oracle=oracle)
+    assert words in str(error.value) and (np.random.get_state()[1] == before).all()
+
+
+def test_the_check_of_widths_changes_no_episode():
+    class Learned(Straight): obs_dim = goal_dim = 2
+    plain = [len(rollout(Straight(), MEDIUM, 2, seed=3, episode=e, max_steps=300)[0]) - 1 for e in range(3)]
+    assert evaluate(Learned(), MEDIUM, tasks=[2], episodes=3, seed=3, max_steps=300).lengths == {2: plain}
 
 
 def test_without_the_extra(monkeypatch):
