@@ -6,7 +6,7 @@
 __all__ = ['METHODS', 'Retrain', 'RandomLabel', 'SalUn', 'L1Sparse', 'InfluenceUnlearn', 'BoundaryShrink', 'BoundaryExpand',
            'unlearn']
 
-# %% ../../nbs/ugradsl/baselines.ipynb #a492348f
+# %% ../../nbs/ugradsl/baselines.ipynb #8f45ba18
 import copy
 import time
 from collections.abc import Callable, Mapping
@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
-from .unlearning import FineTune, GradientAscent, UGradSL, UGradSLPlus, UnlearnResult, Unlearner, _call, _check_disjoint, _fetch, _seeds, _to
+from .unlearning import FineTune, GradientAscent, UGradSL, UGradSLPlus, UnlearnResult, Unlearner, _call, _check_disjoint, _dataset, _fetch, _finite, _seeds, _to
 
 # %% ../../nbs/ugradsl/baselines.ipynb #b736577b
 class Retrain:
@@ -105,7 +105,7 @@ class L1Sparse(Unlearner):
             loss = F.cross_entropy(run.logits(x, y), y)
             yield (loss + gamma * sum(p.abs().sum() for p in run.parameters) if gamma else loss), {"gamma": gamma}
 
-# %% ../../nbs/ugradsl/baselines.ipynb #9bbb5fbf
+# %% ../../nbs/ugradsl/baselines.ipynb #f36df4d6
 class InfluenceUnlearn(Unlearner):
     "One influence step with WoodFisher's recursion over at most `max_samples` retained gradients (1)."
     def __init__(self, *, scale: float = 1.0, max_samples: int = 1000, **base):
@@ -116,12 +116,13 @@ class InfluenceUnlearn(Unlearner):
     def unlearn(self, model, retain, forget, *, generator: torch.Generator | int = 0) -> UnlearnResult:
         "A copy of the model after the step; the same errors as `Unlearner.unlearn`."
         from iclr26.ugradsl.unlearning import UnlearningDivergedError, _Run
-        self._check_data(retain, forget)
+        retain, forget = self._check_data(retain, forget)
         run = _Run(self, model, retain, forget, generator)
         if not self.epochs: return run.result([])
         run.model.eval()
         def gradient(dataset, index) -> tuple[Tensor, float]:
             x, y = _fetch(dataset, index)
+            if not _finite(x): run.inputs["retain" if dataset is retain else "forget"] = x
             y = y.to(run.device).long()
             loss = F.cross_entropy(run.logits(_to(x, run.device), y), y, reduction="sum")
             grads = torch.autograd.grad(loss, run.parameters, allow_unused=True)
@@ -136,7 +137,7 @@ class InfluenceUnlearn(Unlearner):
             og, kg = o @ g, k @ g
             k = k - kg / (self.max_samples + og) * o
             o = o - og / (self.max_samples + og) * o
-        if not k.isfinite().all(): raise UnlearningDivergedError(0, {name: t.detach().clone() for name, t in run.model.state_dict().items()})
+        if not k.isfinite().all(): raise UnlearningDivergedError(0, {name: t.detach().clone() for name, t in run.model.state_dict().items()}, run.reason())
         with torch.no_grad():
             for p, part in zip(run.parameters, k.split([p.numel() for p in run.parameters])): p += self.scale * part.reshape(p.shape)
         run.steps = 1
@@ -227,19 +228,3 @@ def unlearn(
         method = METHODS[method](**settings)
     elif settings: raise TypeError(f"settings {sorted(settings)} next to a method object: expected them in the object")
     return method.unlearn(model, _dataset(retain, "retain"), _dataset(forget, "forget"), generator=generator)
-
-# %% ../../nbs/ugradsl/baselines.ipynb #73ee8b16
-class _Collated(Dataset):
-    "A loader's dataset, fetched in batches with the loader's collating function."
-    def __init__(self, loader: DataLoader): self.dataset, self.collate = loader.dataset, loader.collate_fn
-    def __len__(self): return len(self.dataset)
-    def __getitem__(self, i): return self.dataset[i]
-    def fetch(self, index: Tensor): return self.collate([self.dataset[i] for i in index.tolist()])
-
-def _dataset(data, name: str):
-    if isinstance(data, DataLoader):
-        if isinstance(data.dataset, IterableDataset): raise TypeError(f"{name} is an iterable dataset: expected one with a length and an index")
-        return data.dataset if data.collate_fn is torch.utils.data.default_collate else _Collated(data)
-    if data is not None and (isinstance(data, IterableDataset) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__")):
-        raise TypeError(f"{name} is a {type(data).__name__}: expected a Dataset with a length and an index, or a DataLoader")
-    return data

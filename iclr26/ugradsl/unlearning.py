@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['UnlearnResult', 'UnlearningDivergedError', 'Unlearner', 'FineTune', 'GradientAscent', 'UGradSL', 'UGradSLPlus']
 
-# %% ../../nbs/ugradsl/unlearning.ipynb #f95aff26
+# %% ../../nbs/ugradsl/unlearning.ipynb #47ce1212
 import copy
 import inspect
 import math
@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-from .losses import _check_labels, _check_mixing, _forget_term, _mixed, _warn_positive, adaptive_alpha
+from .losses import _check_labels, _check_mixing, _forget_term, _mixed, _warm_up, _warn_positive, adaptive_alpha
 
 # %% ../../nbs/ugradsl/unlearning.ipynb #5d5b00c4
 def _fetch(dataset: Dataset, index: Tensor) -> tuple[Any, Tensor]:
@@ -75,7 +75,23 @@ class _Stream:
 
     def fetch(self, index: Tensor): return _fetch(self.dataset, index)
 
-# %% ../../nbs/ugradsl/unlearning.ipynb #0d349dfc
+# %% ../../nbs/ugradsl/unlearning.ipynb #73ee8b16
+class _Collated(Dataset):
+    "A loader's dataset, fetched in batches with the loader's collating function."
+    def __init__(self, loader: DataLoader): self.dataset, self.collate = loader.dataset, loader.collate_fn
+    def __len__(self): return len(self.dataset)
+    def __getitem__(self, i): return self.dataset[i]
+    def fetch(self, index: Tensor): return self.collate([self.dataset[i] for i in index.tolist()])
+
+def _dataset(data, name: str):
+    if isinstance(data, DataLoader):
+        if isinstance(data.dataset, IterableDataset): raise TypeError(f"{name} is an iterable dataset: expected one with a length and an index")
+        return data.dataset if data.collate_fn is torch.utils.data.default_collate else _Collated(data)
+    if data is not None and (isinstance(data, IterableDataset) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__")):
+        raise TypeError(f"{name} is a {type(data).__name__}: expected a Dataset with a length and an index, or a DataLoader")
+    return data
+
+# %% ../../nbs/ugradsl/unlearning.ipynb #2a854327
 @dataclass(frozen=True)
 class UnlearnResult:
     "What an unlearning call gives back."
@@ -86,11 +102,12 @@ class UnlearnResult:
 
 class UnlearningDivergedError(RuntimeError):
     "A loss or gradient was not finite."
-    def __init__(self, step: int, last_good_state: dict[str, Tensor]):
-        super().__init__(f"loss or gradient is not finite at step {step}: lower lr, set max_grad_norm, or keep floor='chance'; .last_good_state holds the weights before it")
+    def __init__(self, step: int, last_good_state: dict[str, Tensor], reason: str | None = None):  # reason: why, when more is known than that a step was too large
+        advice = reason or "lower lr, set max_grad_norm, or keep floor='chance'"
+        super().__init__(f"loss or gradient is not finite at step {step}: {advice}; .last_good_state holds the weights before it")
         self.step, self.last_good_state = step, last_good_state
 
-# %% ../../nbs/ugradsl/unlearning.ipynb #7f06c832
+# %% ../../nbs/ugradsl/unlearning.ipynb #3cbd7f55
 def _seeds(generator: torch.Generator | int, n: int = 3) -> list[int]:
     g = generator if isinstance(generator, torch.Generator) else torch.Generator().manual_seed(int(generator))
     return torch.randint(2**62, (n,), generator=g, device=g.device).tolist()
@@ -129,6 +146,7 @@ class _Run:
         self.retain, self.forget = _Stream(retain, method.batch_size, retain_seed), _Stream(forget, method.batch_size, forget_seed)
         self.batch_statistics = _uses_batch_statistics(self.model)
         self.labels = torch.Generator().manual_seed(self.seed)
+        self.inputs = {}  # latest batch of each set
         self.prepare(self.model)
 
     def prepare(self, model: nn.Module) -> None:
@@ -143,7 +161,15 @@ class _Run:
 
     def batch(self, stream: _Stream, index: Tensor):
         x, y = stream.fetch(index)
+        self.inputs["forget" if stream is self.forget else "retain"] = x
         return _to(x, self.device), y.to(self.device).long()
+
+    def reason(self) -> str | None:
+        "What is known of a loss that is not finite; None if the step may have been too large."
+        bad = [f"the inputs of the {name} set hold NaN or infinity" for name, x in self.inputs.items() if not _finite(x)]
+        if self.steps == 0 and not all(map(_finite, self.model.parameters())): bad.append("the weights of the model hold NaN or infinity")
+        if bad: return " and ".join(bad) + ("" if self.steps == 0 else ", or the step was too large: lower lr, set max_grad_norm, or keep floor='chance'")
+        return "no step was taken yet, so it is not lr; the data or the model may give NaN or infinity (this batch's inputs and the weights are finite themselves)" if self.steps == 0 else None
 
     def logits(self, x, y: Tensor) -> Tensor:
         z = _call(self.model, x, self.method.forward_fn)
@@ -163,7 +189,7 @@ class _Run:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
             state = self.model.state_dict()
-            raise UnlearningDivergedError(self.steps, {k: self.kept.get(k, v).detach().clone() for k, v in state.items()})
+            raise UnlearningDivergedError(self.steps, {k: self.kept.get(k, v).detach().clone() for k, v in state.items()}, self.reason())
         if self.method.max_grad_norm is not None: torch.nn.utils.clip_grads_with_norm_(self.parameters, self.method.max_grad_norm, norm)
         self.optimizer.step()
         for k, b in self.buffers.items(): self.kept[k].copy_(b)
@@ -175,6 +201,10 @@ class _Run:
         if self.device.type == "cuda": torch.cuda.synchronize(self.device)
         return UnlearnResult(self.model, history, time.perf_counter() - self.started, self.steps)
 
+def _finite(x) -> bool:
+    if isinstance(x, Mapping): return all(map(_finite, x.values()))
+    return not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()) or bool(x.isfinite().all())
+
 def _join(a, b):
     "Concatenated inputs, or None when they do not fit together."
     if isinstance(a, Mapping):
@@ -183,7 +213,7 @@ def _join(a, b):
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.shape[1:] != b.shape[1:] or a.dtype != b.dtype: return None
     return torch.cat([a, b])
 
-# %% ../../nbs/ugradsl/unlearning.ipynb #c3ea6c96
+# %% ../../nbs/ugradsl/unlearning.ipynb #0b9e51f7
 class Unlearner:
     "Base of all methods: SGD with the settings of the public unlearning code."
     reads_retain, reads_forget = True, True
@@ -213,7 +243,8 @@ class Unlearner:
         generator: torch.Generator | int = 0,  # or a seed
     ) -> UnlearnResult:
         "A copy of the model that has unlearned `forget`. ValueError for empty or overlapping sets before any work; UnlearningDivergedError when a loss or gradient is not finite."
-        self._check_data(retain, forget)
+        retain, forget = self._check_data(retain, forget)
+        self._warm_up()
         run = _Run(self, model, retain if self.reads_retain else None, forget if self._needs_forget() else None, generator)
         history = []
         with torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):  # dropout follows the seed, the global state stays
@@ -238,10 +269,14 @@ class Unlearner:
     def _finished(self, history: list[dict]) -> bool: return False
     def _needs_forget(self) -> bool: return self.reads_forget
 
-    def _check_data(self, retain, forget) -> None:
+    def _warm_up(self) -> None: pass  # before the clock starts
+
+    def _check_data(self, retain, forget) -> tuple[Dataset | None, Dataset | None]:
+        retain, forget = _dataset(retain, "retain"), _dataset(forget, "forget")
         for name, data, needed in (("retain", retain, self.reads_retain), ("forget", forget, self._needs_forget())):
             if needed and (data is None or len(data) == 0): raise ValueError(f"{name} set is empty: {type(self).__name__} needs it")
         _check_disjoint(retain, forget)
+        return retain, forget
 
     @classmethod
     def _parameter_names(cls) -> list[str]:
@@ -282,7 +317,7 @@ class GradientAscent(Unlearner):
             x, y = run.batch(run.forget, run.forget.next())
             yield -F.cross_entropy(run.logits(x, y), y), {}
 
-# %% ../../nbs/ugradsl/unlearning.ipynb #2309bb9d
+# %% ../../nbs/ugradsl/unlearning.ipynb #008995a6
 class UGradSL(Unlearner):
     "Gradient ascent on negatively smoothed forget labels mixed with descent on retained samples; walks over the forget set (paper, Algorithm and Eq. 8)."
     over_retain = False
@@ -314,6 +349,8 @@ class UGradSL(Unlearner):
     @property
     def reads_retain(self) -> bool: return self.p > 0 or self.over_retain
     def _needs_forget(self) -> bool: return self.p < 1 or not self.over_retain
+
+    def _warm_up(self) -> None: _warm_up()
 
     def _losses(self, run, epoch):
         if epoch == 0: run.right = run.seen = 0

@@ -296,6 +296,47 @@ def test_loaders_and_collate():
     with pytest.raises(TypeError, match="forget"): unlearn(model, DataLoader(Endless(), 2), RETAIN)
 
 
+@pytest.mark.parametrize("cls", ALL)
+def test_methods_take_loaders(cls):
+    loaders = DataLoader(RETAIN, 5, shuffle=True), DataLoader(FORGET, 3)
+    assert torch.equal(flat(cls(**KW).unlearn(net(), *loaders).model), flat(cls(**KW).unlearn(net(), RETAIN, FORGET).model))
+    with pytest.raises(ValueError, match="share"): UGradSL().unlearn(net(), DataLoader(Subset(DATA, [0, 1])), Subset(DATA, [1, 2]))
+
+
+@pytest.mark.parametrize("cls", [c for c in ALL if c is not BoundaryShrink])
+def test_nan_in_the_data_or_the_model_is_named(cls):
+    x, y = (t.clone() for t in DATA.tensors)
+    x[:20] = math.nan
+    both, half = (lambda d: (Subset(d, range(20, 50)), Subset(d, range(20)))), TensorDataset(x, y)
+    if cls not in (FineTune, L1Sparse):
+        with pytest.raises(UnlearningDivergedError, match="inputs of the forget set hold NaN") as e: cls(**KW).unlearn(net(norm=True), *both(half))
+        assert e.value.step == 0 and "weights of" not in str(e.value)
+    broken = net()
+    with torch.no_grad(): broken[0].weight[0, 0] = math.nan
+    with pytest.raises(UnlearningDivergedError, match="weights of the model hold NaN") as e: cls(**KW).unlearn(broken, RETAIN, FORGET)
+    assert "inputs of" not in str(e.value)
+    def forward(model, inputs): return model(inputs) * math.inf
+    with pytest.raises(UnlearningDivergedError, match="data or the model may give NaN"): cls(**KW, forward_fn=forward).unlearn(net(), RETAIN, FORGET)
+
+
+def test_the_clock_does_not_count_compilation(monkeypatch):
+    import time
+    import iclr26.ugradsl.unlearning as u
+    calls = []
+    monkeypatch.setattr(u, "_warm_up", lambda: (calls.append("compiled"), time.sleep(.5)))
+    r = UGradSL(epochs=0).unlearn(net(), RETAIN, FORGET)
+    assert calls == ["compiled"] and r.rte_s < .5
+
+
+def test_warming_up_compiles_what_a_run_calls():
+    from iclr26.ugradsl import losses
+    losses._warm_up()
+    loops = losses._forward, losses._backward
+    before = [list(f.signatures) for f in loops]
+    for alpha in (-.2, None): UGradSL(alpha=alpha, **KW).unlearn(net(), RETAIN, FORGET)
+    assert [list(f.signatures) for f in loops] == before and all(before)
+
+
 @pytest.mark.parametrize("y", [torch.arange(50) % 3 + .7, (torch.arange(50) % 3).half(), (torch.arange(50) % 3).to(torch.complex64)])
 @pytest.mark.parametrize("cls", ALL)
 def test_labels_are_never_rounded(cls, y):
