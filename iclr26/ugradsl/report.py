@@ -6,7 +6,7 @@
 __all__ = ['mia_efficacy', 'mia_auc', 'NonFiniteLogitsError', 'mia_attacks', 'UnlearnReport', 'evaluate', 'compare',
            'parameter_change', 'split_forget', 'tune']
 
-# %% ../../nbs/ugradsl/report.ipynb #54de34fa
+# %% ../../nbs/ugradsl/report.ipynb #a9c09406
 import copy
 import itertools
 import math
@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 from ..lab.extras import require
 from .baselines import _batches
 from .losses import _check_labels
-from .unlearning import Unlearner, UnlearningDivergedError, _call
+from .unlearning import Unlearner, UnlearningDivergedError, _call, _dataset, _finite
 
 # %% ../../nbs/ugradsl/report.ipynb #b9bf340a
 def _vector(name: str, values: ArrayLike) -> np.ndarray:
@@ -58,7 +58,7 @@ def mia_auc(
     below, upto = np.searchsorted(t, f, side="left"), np.searchsorted(t, f, side="right")
     return float(np.mean((len(t) - upto) + (upto - below) / 2) / len(t))
 
-# %% ../../nbs/ugradsl/report.ipynb #04614fbd
+# %% ../../nbs/ugradsl/report.ipynb #32a1ea30
 class NonFiniteLogitsError(ValueError):
     "The model's answers hold NaN or infinity."
 
@@ -66,10 +66,12 @@ class NonFiniteLogitsError(ValueError):
 def _logits(model: nn.Module, dataset: Dataset, batch_size: int, forward_fn) -> tuple[Tensor, Tensor]:
     "Logits in float64 and labels of a whole dataset; the model is in eval mode already."
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    zs, ys = zip(*[(_call(model, x, forward_fn).double().cpu(), y.cpu()) for x, y in _batches(dataset, batch_size, device)])
+    zs, ys, clean = zip(*[(_call(model, x, forward_fn).double().cpu(), y.cpu(), _finite(x)) for x, y in _batches(dataset, batch_size, device)])
     z, y = torch.cat(zs), torch.cat(ys)
     _check_labels(y, z.shape[1])
-    if not z.isfinite().all(): raise NonFiniteLogitsError(f"{int((~z.isfinite()).any(1).sum())} of {len(y)} samples have logits that are not finite: the model is destroyed, lower lr or keep floor='chance'")
+    if not z.isfinite().all():
+        cause = "the model is destroyed, lower lr or keep floor='chance'" if all(clean) else "the inputs hold NaN or infinity"
+        raise NonFiniteLogitsError(f"{int((~z.isfinite()).any(1).sum())} of {len(y)} samples have logits that are not finite: {cause}")
     return z, y
 
 class _eval_mode:
@@ -102,14 +104,14 @@ def mia_attacks(
     attacks = {k: mia_efficacy(member[k], other[k], target[k], seed=seed) for k in member}
     return {**attacks, "loss AUC": mia_auc(_loss(*data["forget"]), _loss(*data["test"]))}
 
-# %% ../../nbs/ugradsl/report.ipynb #622911ae
+# %% ../../nbs/ugradsl/report.ipynb #678fa6bb
 def _all_logits(model, retain, forget, test, batch_size, forward_fn) -> dict[str, tuple[Tensor, Tensor]]:
-    sets = {"retain": retain, "forget": forget, "test": test}
+    sets = {name: _dataset(data, name) for name, data in (("retain", retain), ("forget", forget), ("test", test))}
     for name, data in sets.items():
         if data is None or len(data) == 0: raise ValueError(f"{name} set is empty: the report needs it")
     with _eval_mode(model): return {name: _logits(model, data, batch_size, forward_fn) for name, data in sets.items()}
 
-# %% ../../nbs/ugradsl/report.ipynb #fcbeb5b2
+# %% ../../nbs/ugradsl/report.ipynb #4ba319c3
 @dataclass(frozen=True)
 class UnlearnReport:
     "UA, MIA, RA and TA in percent; mia_auc in [0, 1]; rte_s in seconds."
@@ -126,7 +128,7 @@ class UnlearnReport:
 
 def evaluate(
     model: nn.Module,
-    retain: Dataset,
+    retain: Dataset,      # these three may be data loaders
     forget: Dataset,
     test: Dataset,        # unseen; in class forgetting without the class
     *,
@@ -160,7 +162,13 @@ def parameter_change(before: nn.Module, after: nn.Module) -> float:
     moved, size = (math.sqrt(sum(float(t.double().square().sum()) for t in ts)) for ts in ([b[k] - a[k] for k in a], a.values()))
     return moved / size
 
-# %% ../../nbs/ugradsl/report.ipynb #b2a19b07
+# %% ../../nbs/ugradsl/report.ipynb #9f6dfa54
+def _listed(values: np.ndarray, n: int = 10) -> str:
+    "Distinct values as text, the first few of many."
+    found = np.unique(values).tolist()
+    return ", ".join(map(str, found[:n])) + (f", … ({len(found)} in all)" if len(found) > n else "")
+
+# %% ../../nbs/ugradsl/report.ipynb #fb5cf85f
 def split_forget(
     y: ArrayLike,                                  # (n,) labels
     kind: Literal["class", "random", "group"],
@@ -172,14 +180,19 @@ def split_forget(
     seed: int = 0,
 ) -> tuple[Tensor, Tensor]:  # (forget, retain): sorted int64 indices, disjoint, complete
     "Indices to forget and to retain. ValueError for missing or unfit arguments and when one side would be empty."
+    for name, value, fits in (("classes", classes, "class"), ("groups", groups, "group"), ("group", group, "group")):
+        if value is not None and kind != fits and kind in ("class", "random", "group"): raise ValueError(f"{name} is given with kind={kind!r}: it belongs to kind={fits!r}")
     y = np.asarray(y).reshape(-1)
     if kind == "class":
         if classes is None: raise ValueError("classes=None: kind='class' needs the classes to forget")
-        chosen = np.isin(y, np.asarray(classes))
+        classes = np.asarray(classes).reshape(-1)
+        if (unknown := classes[~np.isin(classes, y)]).size: raise ValueError(f"classes: y has no label {', '.join(map(str, unknown.tolist()))}, its labels are {_listed(y)}")
+        chosen = np.isin(y, classes)
     elif kind == "group":
         if groups is None or group is None: raise ValueError("kind='group' needs groups and group")
         groups = np.asarray(groups).reshape(-1)
         if len(groups) != len(y): raise ValueError(f"groups has {len(groups)} entries: expected {len(y)}")
+        if not (groups == group).any(): raise ValueError(f"group={group!r}: no entry of groups is equal to it, they are {_listed(groups)}")
         chosen = groups == group
     elif kind == "random":
         if isinstance(size, float) and not 0 < size < 1: raise ValueError(f"size={size}: expected a share in (0, 1) or an integer number")
@@ -191,7 +204,7 @@ def split_forget(
     if chosen.all() or not chosen.any(): raise ValueError(f"{int(chosen.sum())} of {len(y)} samples would be forgotten: expected some and not all")
     return torch.from_numpy(np.flatnonzero(chosen)), torch.from_numpy(np.flatnonzero(~chosen))
 
-# %% ../../nbs/ugradsl/report.ipynb #25abf398
+# %% ../../nbs/ugradsl/report.ipynb #91b52900
 def tune(
     method: Unlearner,                  # settings outside the grid; not changed
     grid: Mapping[str, Sequence],       # parameter name -> values
@@ -204,6 +217,7 @@ def tune(
     points = [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
     if not grid or not points: raise ValueError(f"grid={dict(grid)}: expected at least one parameter with at least one value")
     candidates = [copy.copy(method).set_params(**point) for point in points]
+    retain, forget, test = _dataset(retain, "retain"), _dataset(forget, "forget"), _dataset(test, "test")
     rows = []
     for point, candidate in zip(points, candidates):
         try:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from iclr26.ugradsl import FineTune, GradientAscent, UnlearnReport, compare, evaluate, mia_attacks, mia_auc, mia_efficacy, parameter_change, split_forget, tune
 
@@ -116,6 +116,44 @@ def test_split_class_group_and_faults():
     for kw in (dict(kind="class"), dict(kind="class", classes=[9]), dict(kind="class", classes=[0, 1, 2]), dict(kind="group"), dict(kind="group", groups=[1], group=1), dict(kind="group", groups=[1] * 4, group=1),
                dict(kind="random", size=0), dict(kind="random", size=4), dict(kind="random", size=1.), dict(kind="random", size=.01), dict(kind="odd")):
         with pytest.raises(ValueError): split_forget([0, 1, 2, 0], **kw)
+
+
+@pytest.mark.parametrize("kw, word", [(dict(kind="class", classes=[0, 9, 7]), "no label 9, 7.*0, 1, 2"), (dict(kind="class", classes=["0"]), "no label 0"), (dict(kind="group", groups=[5, 5, 6, 6], group=7), "group=7.*5, 6"),
+                                      (dict(kind="random", classes=[0]), "classes is given with kind='random'"), (dict(kind="group", groups=[5, 5, 6, 6], group=5, classes=[0]), "classes is given"),
+                                      (dict(kind="class", classes=[0], groups=[5, 5, 6, 6]), "groups is given"), (dict(kind="class", classes=[0], group=0), "group is given"), (dict(kind="random", group=1), "group is given")])
+def test_split_names_what_does_not_fit(kw, word):
+    with pytest.raises(ValueError, match=word): split_forget([0, 1, 2, 0], **kw)
+
+
+def test_report_and_tuning_take_loaders():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 4, generator=g); y = (x[:, 0] > 0).long()
+    parts = [TensorDataset(x[i:j], y[i:j]) for i, j in ((0, 30), (30, 45), (45, 60))]
+    flip = lambda items: (torch.stack([-a for a, _ in items]), torch.stack([b for _, b in items]))
+    loaders = [DataLoader(p, 7, shuffle=True) for p in parts]
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    card = evaluate(model, *parts)
+    assert evaluate(model, *loaders) == card and mia_attacks(model, *loaders) == mia_attacks(model, *parts)
+    flipped = [TensorDataset(-x[i:j], y[i:j]) for i, j in ((0, 30), (30, 45), (45, 60))]
+    assert evaluate(model, *[DataLoader(p, 7, collate_fn=flip) for p in flipped]) == card                 # a loader's own collating is used
+    a, b = (tune(FineTune(epochs=2, batch_size=10), {"lr": [.1, .01]}, model, *sets, reference=card) for sets in (parts, loaders))
+    assert a[0] == b[0] and a[1].gap.tolist() == b[1].gap.tolist()
+    class Endless(IterableDataset):
+        def __iter__(self): return iter([])
+    class Never(FineTune):
+        def unlearn(self, *args, **kw): raise AssertionError("work before the check")
+    for call in (lambda bad: evaluate(model, *parts[:2], bad), lambda bad: mia_attacks(model, *parts[:2], bad), lambda bad: tune(Never(), {"lr": [.1]}, model, *parts[:2], bad, reference=card)):
+        with pytest.raises(TypeError, match="test is"): call(DataLoader(Endless(), 2))
+    with pytest.raises(ValueError, match="test set is empty"): evaluate(model, *parts[:2], DataLoader(TensorDataset(x[:0], y[:0]), 2))
+
+
+def test_report_tells_bad_inputs_from_a_destroyed_model():
+    data = echo_data([0, 1, 2, 3], [0, 1, 2, 3])
+    bad = TensorDataset(torch.full((4, 4), math.nan), data.tensors[1])
+    with pytest.raises(ValueError, match="inputs hold NaN"): evaluate(Echo(), data, data, bad)
+    broken = Echo(); torch.nn.init.constant_(broken.w, math.nan)
+    with pytest.raises(ValueError, match="model is destroyed"): evaluate(broken, data, data, data)
 
 
 def test_tune_ranks_by_gap_and_survives_divergence():
