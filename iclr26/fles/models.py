@@ -5,8 +5,10 @@
 # %% auto #0
 __all__ = ['Replacement', 'replace_activations', 'TinyViT', 'TinyPoolFormer', 'gate_saturation', 'gradient_asymmetry']
 
-# %% ../../nbs/fles/models.ipynb #62b63fcf
+# %% ../../nbs/fles/models.ipynb #0fb9645d
+import inspect
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Callable
@@ -170,7 +172,7 @@ def _producers(model: nn.Module, slots: list[_Slot], example) -> list[nn.Module]
         chosen.append(layer)
     return chosen
 
-# %% ../../nbs/fles/models.ipynb #4962b48a
+# %% ../../nbs/fles/models.ipynb #a5a4f7d4
 def replace_activations(
     model: nn.Module,                               # changed in place
     factory: str | Callable[..., nn.Module] = "fles",  # name for `make_activation`, or called as factory(channels, channel_dim=..., **kw)
@@ -180,7 +182,8 @@ def replace_activations(
     include_gates: bool = False,                    # also inside attention and squeeze-and-excitation blocks
     **kw,                                           # for the new activations, such as scope="causal"
 ) -> list[Replacement]:                             # in the order of `named_modules`
-    "Replace activations. ValueError (model unchanged) if none matches, or channels are unknown or ambiguous. Training flags, device and dtype are kept."
+    "Replace activations. ValueError (model unchanged) if none matches, or channels are unknown or ambiguous; TypeError for a factory without that signature. Training flags, device and dtype are kept."
+    if not isinstance(factory, str): _check_factory(factory, kw)
     slots = _find_slots(model, target, include_gates)
     build = (lambda channels, **k: make_activation(factory, channels, **k)) if isinstance(factory, str) else factory
     made, report = [], []
@@ -193,9 +196,24 @@ def replace_activations(
         count = lambda m: sum(p.numel() for p in m.parameters()) if isinstance(m, nn.Module) else 0
         made.append(new)
         report.append(Replacement(slot.name, slot.label, type(new).__name__, channels, channel_dim, count(new) - count(slot.old)))
+    _warn_of_cache(model, made)
     for slot, new in zip(slots, made): _put(slot, new)
     _switch_off_fast_paths(model, {id(s.parent) for s in slots})
     return report
+
+def _check_factory(factory, kw: dict) -> None:
+    expected = "expected a name of ACTIVATIONS, or a callable with the signature factory(channels, channel_dim=..., **kw) that returns a module"
+    if isinstance(factory, nn.Module): raise TypeError(f"factory is a module ({type(factory).__name__}), every place needs its own: {expected}")
+    if not callable(factory): raise TypeError(f"factory={factory!r}: {expected}")
+    try: signature = inspect.signature(factory)
+    except ValueError: return   # some builtins have none
+    try: signature.bind(1, channel_dim=-1, **kw)
+    except TypeError as error: raise TypeError(f"factory={getattr(factory, '__name__', factory)}{signature}: {expected} ({error})") from None
+
+def _warn_of_cache(model: nn.Module, made: list[nn.Module]) -> None:
+    causal = any(getattr(m, "scope", None) == "causal" for new in made for m in new.modules())
+    if causal and any(getattr(getattr(m, "config", None), "use_cache", False) is True for m in model.modules()):
+        warnings.warn("scope='causal': incremental decoding with a cache is not supported: use use_cache=False (model.config.use_cache is True)", UserWarning, stacklevel=3)
 
 def _put(slot: _Slot, new: nn.Module) -> None:
     setattr(slot.parent, slot.attribute, new)
@@ -354,16 +372,17 @@ def _saturation_row(name: str, parts: list, eps: float) -> tuple:
     upper, lower = gate[x >= high], gate[(x >= low) & (x < high)]
     return name, len(x), float((gate > 1 - eps).mean()), float(upper.mean() - lower.mean()) if len(lower) else math.nan
 
-# %% ../../nbs/fles/models.ipynb #42077a74
+# %% ../../nbs/fles/models.ipynb #a681e2bd
 def gradient_asymmetry(
     model: nn.Module,
-    batch,                       # (inputs, targets); inputs: a tensor, a tuple of arguments or a dict of keyword arguments
+    batch,                       # (inputs, targets), inputs: a tensor, a tuple of arguments or a dict of keyword arguments; or a dict of keyword arguments alone, whose "labels" (else None) are the targets
     loss_fn: Callable,           # loss_fn(model(inputs), targets) -> scalar
     *,
     layers: Sequence[str] | None = None,  # dotted names; None: every activation module
 ):  # pandas.DataFrame with columns layer, grad_pos, grad_neg, ratio
     "Mean |dL/dx| over responses x >= 0 and x < 0 at each activation's input, in eval mode. ratio is inf if grad_neg is 0 and nan if one side is empty."
     pandas, chosen = require("pandas", "run"), _activation_layers(model, layers)
+    given, targets = (batch, batch.get("labels")) if hasattr(batch, "keys") else batch
     seen = {name: [] for name in chosen}
 
     def hook(name):
@@ -375,7 +394,7 @@ def gradient_asymmetry(
 
     with _Restored(model), torch.enable_grad():
         hooks = [m.register_forward_pre_hook(hook(n)) for n, m in chosen.items()]
-        try: loss = loss_fn(_call(model, batch[0]), batch[1])
+        try: loss = loss_fn(_call(model, given), targets)
         finally:
             for h in hooks: h.remove()
         inputs = [x for parts in seen.values() for x, _ in parts]

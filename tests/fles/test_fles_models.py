@@ -1,7 +1,9 @@
 """Replacement on torch, transformers and hand-made models, its faults; diagnostics with known answers; the small networks."""
 import copy
+import functools
 import math
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -222,7 +224,7 @@ def test_gpt(tf):
     with pytest.raises(ValueError, match="NewGELUActivation"): replace_activations(net, "fles")
     with pytest.raises(ValueError, match="example_input"): replace_activations(net, "fles", target="NewGELUActivation")     # registered behind both layers
     pooled = copy.deepcopy(net)
-    done = replace_activations(net, "fles", target="NewGELUActivation", example_input=dict(input_ids=ids), scope="causal")
+    with pytest.warns(UserWarning, match="use_cache=False"): done = replace_activations(net, "fles", target="NewGELUActivation", example_input=dict(input_ids=ids), scope="causal")
     replace_activations(pooled, "fles", target="NewGELUActivation", example_input=(ids,))
     assert [r.channels for r in done] == [128, 128]
     later = ids.clone()
@@ -233,6 +235,48 @@ def test_gpt(tf):
                 if isinstance(m, FleS): m.head_ho.weight.normal_(generator=torch.Generator().manual_seed(1))
         gap = lambda model: float((model(ids).logits - model(later).logits)[:, :5].abs().max())
         assert gap(net) < 1e-5 < 1e-3 < gap(pooled)                                             # per-sample statistics read the future
+
+
+class Config:
+    def __init__(self, **kw): self.__dict__.update(kw)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_cache_and_the_causal_scope_warn(nested):
+    def build(**config):
+        model = MLP()
+        if config: model.config = Config(**config)
+        return nn.Sequential(model) if nested else model
+    with pytest.warns(UserWarning, match="use use_cache=False"): replace_activations(build(use_cache=True), "fles", scope="causal")
+    with pytest.warns(UserWarning, match="cache"): replace_activations(build(use_cache=True), lambda c, channel_dim: nn.Sequential(FleS(c, channel_dim=channel_dim, scope="causal")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for config, kw in ((dict(use_cache=True), {}), (dict(use_cache=False), dict(scope="causal")), (dict(), dict(scope="causal")), (dict(other=1), dict(scope="causal"))):
+            assert len(replace_activations(build(**config), "fles", **kw)) == 1
+        model = build(use_cache=True)
+        state = snapshot(model)
+        with pytest.raises(UserWarning): replace_activations(model, "fles", scope="causal")                 # a warning turned into an error changes nothing
+        assert same(state, snapshot(model))
+
+
+def test_padding_enters_the_statistic():
+    act = FleS(4)
+    with torch.no_grad(): act.head_ho.weight.normal_(generator=torch.Generator().manual_seed(1))
+    x = torch.randn(2, 5, 4)
+    padded = torch.cat([x, torch.full((2, 3, 4), 2.)], 1)
+    assert not torch.allclose(act(padded)[:, :5], act(x), atol=1e-4)                                        # as the page says
+
+
+@pytest.mark.parametrize("factory, kw", [(3, {}), (None, {}), (FleS(4), {}), (nn.GELU, {}), (lambda: nn.ReLU(), {}), (lambda channels: nn.ReLU(), {}), (lambda channels, channel_dim: nn.ReLU(), dict(scope="causal"))])
+def test_a_factory_with_another_signature(factory, kw):
+    model = MLP()
+    state = snapshot(model)
+    with pytest.raises(TypeError, match=r"^factory.*factory\(channels, channel_dim=\.\.\., \*\*kw\)"): replace_activations(model, factory, **kw)
+    assert same(state, snapshot(model))
+
+
+def test_factories_that_fit():
+    for factory in (FleS, lambda c, channel_dim: nn.ReLU(), lambda *args, **kw: nn.ReLU(), functools.partial(FleS, reduction=4)): assert replace_activations(MLP(), factory)[0].channels == 12
 
 
 # diagnostics -----------------------------------------------------------------------------------------------------------
@@ -285,6 +329,20 @@ def test_asymmetry_by_hand():
     with pytest.raises(ValueError, match="nope"): gradient_asymmetry(model, (inputs, y), F.cross_entropy, layers=["nope"])
     with pytest.raises(ZeroDivisionError): gradient_asymmetry(model, (inputs, y), lambda *_: 1 / 0)
     assert model.training and not any(m._forward_pre_hooks for m in model.modules())
+
+
+class Named(MLP):
+    def forward(self, x, labels=None): return super().forward(x)
+
+
+def test_asymmetry_takes_the_batches_of_saturation():
+    model, x, y = Named(), torch.randn(5, 6), torch.randint(6, (5,))
+    wanted = gradient_asymmetry(model, (x, y), F.cross_entropy)
+    for batch in (dict(x=x, labels=y), [x, y], (dict(x=x), y), ((x,), y)): assert gradient_asymmetry(model, batch, F.cross_entropy).equals(wanted)
+    gate_saturation(model, [dict(x=x, labels=y)])
+    seen = []
+    gradient_asymmetry(model, dict(x=x), lambda out, targets: (seen.append(targets), out.sum())[1])
+    assert seen == [None]
 
 
 # small networks --------------------------------------------------------------------------------------------------------
