@@ -168,7 +168,7 @@ def _listed(values: np.ndarray, n: int = 10) -> str:
     found = np.unique(values).tolist()
     return ", ".join(map(str, found[:n])) + (f", … ({len(found)} in all)" if len(found) > n else "")
 
-# %% ../../nbs/ugradsl/report.ipynb #fb5cf85f
+# %% ../../nbs/ugradsl/report.ipynb #ceb97131
 def split_forget(
     y: ArrayLike,                                  # (n,) labels
     kind: Literal["class", "random", "group"],
@@ -179,9 +179,7 @@ def split_forget(
     group: int | None = None,                      # "group": which
     seed: int = 0,
 ) -> tuple[Tensor, Tensor]:  # (forget, retain): sorted int64 indices, disjoint, complete
-    "Indices to forget and to retain. ValueError for missing or unfit arguments and when one side would be empty."
-    for name, value, fits in (("classes", classes, "class"), ("groups", groups, "group"), ("group", group, "group")):
-        if value is not None and kind != fits and kind in ("class", "random", "group"): raise ValueError(f"{name} is given with kind={kind!r}: it belongs to kind={fits!r}")
+    "Indices to forget and to retain. Arguments of other kinds are not looked at. ValueError for missing or unknown classes and groups, and when one side would be empty."
     y = np.asarray(y).reshape(-1)
     if kind == "class":
         if classes is None: raise ValueError("classes=None: kind='class' needs the classes to forget")
