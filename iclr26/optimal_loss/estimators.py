@@ -21,7 +21,7 @@ from ..lab.paths import write_atomic
 from .posterior import as_rows, check_weights
 from .processes import Process, process_scale
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #1da01f0e
+# %% ../../nbs/optimal_loss/estimators.ipynb #741a165c
 @functools.cache
 def _weigh():
     "Compiled pass over one level: weights w = exp(logit - top) and their sums, for float32 on the CPU."
@@ -33,22 +33,17 @@ def _weigh():
     def weigh(D, G, bias, half_snr, inverse, track, top, shrink, w, z, zD, column):
         for m in range(len(D)):
             level = top[m]
-            if track:                          # streaming log-sum-exp: the largest logit so far
-                for l in range(D.shape[1]):
-                    logit = -(D[m, l] * half_snr + G[m, l] * inverse)
-                    if len(bias): logit += bias[m, l]
-                    w[m, l] = logit
-                    level = max(level, logit)
+            for l in range(D.shape[1]): w[m, l] = -(D[m, l] * half_snr + G[m, l] * inverse)
+            if len(bias):
+                for l in range(D.shape[1]): w[m, l] += bias[m, l]
+            if track:                          # streaming log-sum-exp: the largest logit so far, found among the stored ones, because computed anew they may round above it
+                for l in range(D.shape[1]): level = max(level, w[m, l])
                 if level == -np.inf: level = f32(0)
                 shrink[m] = exp32(top[m] - level)
                 z[m] *= shrink[m]; zD[m] *= shrink[m]; top[m] = level
             total, moment = f32(0), f32(0)
             for l in range(D.shape[1]):
-                if track: logit = w[m, l]                # the very numbers that the largest was taken from: rounded anew they may exceed it
-                else:
-                    logit = -(D[m, l] * half_snr + G[m, l] * inverse)
-                    if len(bias): logit += bias[m, l]
-                v = exp32(logit - level)
+                v = exp32(w[m, l] - level)
                 w[m, l] = v
                 total += v; moment += v * D[m, l]
                 column[l] = max(column[l], v)
