@@ -94,8 +94,7 @@ def test_changed_notebook_changes_the_key(library):
 def test_killed_run_resumes_behind_its_finished_stages(library):
     args = ("iclr26", "reproduce", "demo", "--seeds", "0,1", "-p", "slow=20", "--jobs", "1")
     process = library.popen(*args)
-    wait_for(lambda: library.log, process)
-    time.sleep(0.5)
+    wait_for(lambda: list((library.folder / "runs").rglob("stages/first.json")), process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     stages = list((library.folder / "runs").rglob("stages/first.json"))

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -83,7 +84,7 @@ def browser():
 @pytest.fixture
 def page(browser):
     context = browser.new_context(viewport=DESKTOP, color_scheme="light")
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(20_000)
     yield context.new_page()
     context.close()
 
@@ -111,6 +112,13 @@ def visits(browser, base, site) -> dict:
         seen[name] |= {**log, "width": width, "wide": wide}
     context.close()
     return seen
+
+
+def soon(page, condition, seconds: float = 20) -> bool:
+    """Whether the condition comes true in time: pages answer a click when their scripts and transitions have run, not after a fixed while."""
+    end = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < end: page.wait_for_timeout(50)
+    return met
 
 
 def faults(visits: dict, look) -> dict:
@@ -185,8 +193,7 @@ def test_search_finds_a_word(page, base, site, scheme):
     page.keyboard.press("/")
     page.keyboard.type("bootstrap")
     result = page.locator(".smalldocs-search-results.show a.search-result, .aa-Item a").first
-    result.wait_for(timeout=10_000)
-    assert "bootstrap" in page.locator(".smalldocs-search-results.show, .aa-Panel").first.inner_text().lower()
+    sync_api.expect(result).to_contain_text(re.compile("bootstrap", re.I), timeout=20_000)  # before that the list answers the word's beginning
     result.click()
     page.wait_for_load_state()
     assert "bootstrap" in page.locator("main").inner_text().lower() and "guide/reading" not in page.url
@@ -196,7 +203,7 @@ def test_search_says_when_there_is_nothing(page, base):
     page.goto(base)
     page.keyboard.press("/")
     page.keyboard.type("qqxxzzyy")
-    page.locator(".search-none").wait_for(timeout=10_000)
+    page.locator(".search-none").wait_for()
 
 
 SELECTORS = ["main p", "main pre code", "main .cell-output pre", "main math", ".sidebar-link", "#TOC a", "main figcaption", "main table td", ".verdict-refuted", "main a"]
@@ -231,16 +238,13 @@ def test_light_and_dark_toggle(page, base):
     background = lambda: page.evaluate(LIGHTNESS, "main p")[1]
     assert background() > 0.8
     page.locator(".quarto-color-scheme-toggle").first.click()
-    page.wait_for_timeout(200)
-    assert background() < 0.1
+    assert soon(page, lambda: background() < 0.1)
     page.reload()
-    page.wait_for_timeout(200)
-    assert background() < 0.1, "the choice is kept"
+    assert soon(page, lambda: background() < 0.1), "the choice is kept"
     figure = page.locator("main figure img").first
     assert figure.evaluate("e => getComputedStyle(e).backgroundColor") == "rgb(255, 255, 255)"
     page.locator(".quarto-color-scheme-toggle").first.click()
-    page.wait_for_timeout(200)
-    assert background() > 0.8
+    assert soon(page, lambda: background() > 0.8)
 
 
 def test_verdicts_are_words_in_colours_of_their_own(page, base):
@@ -295,8 +299,7 @@ def test_sidebar_opens_on_a_phone(page, base):
     in_view = lambda: entry.evaluate("e => { const r = e.getBoundingClientRect(); return r.width > 0 && r.left >= 0 && r.right <= innerWidth; }")
     assert not in_view()
     page.locator(".quarto-btn-toggle").first.click()
-    page.wait_for_timeout(400)
-    assert in_view()
+    assert soon(page, in_view)
 
 
 def test_wide_tables_scroll_in_their_own_box(page, base):
