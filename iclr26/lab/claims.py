@@ -4,16 +4,16 @@
 
 # %% auto #0
 __all__ = ['SUPPORTED', 'REFUTED', 'INCONCLUSIVE', 'NOT_TESTED', 'VERDICTS', 'Criterion', 'at_least', 'at_most', 'between',
-           'equals', 'holds', 'unanimous', 'interval', 'judge', 'combine', 'Claim', 'as_values']
+           'equals', 'holds', 'unanimous', 'student', 'interval', 'judge', 'combine', 'Claim', 'as_values']
 
-# %% ../../nbs/lab/claims.ipynb #46112429
+# %% ../../nbs/lab/claims.ipynb #daa8c672
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 
 import numpy as np
 
-# %% ../../nbs/lab/claims.ipynb #395d6408
+# %% ../../nbs/lab/claims.ipynb #178e8e7c
 SUPPORTED, REFUTED, INCONCLUSIVE, NOT_TESTED = VERDICTS = ("supported", "refuted", "inconclusive", "not tested")
 
 @dataclass(frozen=True)
@@ -25,8 +25,10 @@ class Criterion:
     each: bool = False   # True: every seed's value must lie in the range; False: their mean
     truth: bool = False  # the value is a yes/no answer
     against: tuple[float, float] | None = None  # (low, high): refuted only if every seed's value lies here; None: wherever the range above is missed
+    student: bool = False  # the mean's interval is Student's t; False: bootstrap
 
     def __post_init__(self):
+        if self.student and self.each: raise ValueError("student: expected a criterion of the mean, this one is for each seed")
         if math.isnan(self.low) or math.isnan(self.high) or self.low > self.high:
             raise ValueError(f"low={self.low}, high={self.high}: expected numbers with low <= high")
         if self.against is None: return
@@ -40,7 +42,7 @@ class Criterion:
 
     def __str__(self):
         if self.truth: return "holds"
-        text = _range(self.low, self.high, self.unit) + " for each seed" * self.each
+        text = _range(self.low, self.high, self.unit) + " for each seed" * self.each + " (t interval)" * self.student
         return text if self.against is None else f"{text} (refuted if {_range(*self.against, self.unit)} for each seed)"
 
 def _range(low, high, unit):
@@ -50,7 +52,7 @@ def _range(low, high, unit):
     if low == -math.inf: return f"≤ {number(high)}{unit}"
     return f"in [{number(low)}, {number(high)}]{unit}"
 
-# %% ../../nbs/lab/claims.ipynb #edeff1fe
+# %% ../../nbs/lab/claims.ipynb #cf0f8633
 def at_least(low: float, *, unit: str = "", each: bool = False) -> Criterion:
     "The value is `low` or more."
     return Criterion(float(low), math.inf, unit, each)
@@ -75,15 +77,24 @@ def unanimous(accept: Criterion, refute: Criterion) -> Criterion:
     "All seeds in `accept`: supported; all in `refute`: refuted; anything else is inconclusive. ValueError if the two overlap."
     return Criterion(accept.low, accept.high, accept.unit, each=True, against=(refute.low, refute.high))
 
-# %% ../../nbs/lab/claims.ipynb #066e5f66
+def student(criterion: Criterion) -> Criterion:
+    "The criterion, decided by the t interval of the mean. ValueError if it is one for each seed."
+    return replace(criterion, student=True)
+
+# %% ../../nbs/lab/claims.ipynb #ac902af1
 def interval(
     values: list[float],       # one value per seed, finite
     confidence: float = 0.95,
+    student: bool = False,     # Student's t interval instead of the bootstrap
 ) -> tuple[float, float] | None:  # (low, high) of the mean; None for fewer than two values
-    "Bootstrap confidence interval of the mean over seeds (scipy.stats.bootstrap, fixed resampling seed)."
+    "Confidence interval of the mean over seeds: bootstrap (scipy.stats.bootstrap, fixed resampling seed) or Student's t."
     x = np.asarray(values, float)
     if x.size < 2: return None
     if np.ptp(x) == 0: return float(x[0]), float(x[0])
+    if student:
+        from scipy.special import stdtrit
+        half = stdtrit(x.size - 1, (1 + confidence) / 2) * x.std(ddof=1) / math.sqrt(x.size)
+        return float(x.mean() - half), float(x.mean() + half)
     from scipy.stats import bootstrap
     method = "BCa" if len(np.unique(x)) > 2 else "percentile"
     ci = bootstrap((x,), np.mean, confidence_level=confidence, method=method, rng=np.random.default_rng(0)).confidence_interval
@@ -91,7 +102,7 @@ def interval(
         ci = bootstrap((x,), np.mean, confidence_level=confidence, method="percentile", rng=np.random.default_rng(0)).confidence_interval
     return float(ci.low), float(ci.high)
 
-# %% ../../nbs/lab/claims.ipynb #2720908a
+# %% ../../nbs/lab/claims.ipynb #163e32c2
 def judge(
     criterion: Criterion,
     values: list[float],  # one per seed
@@ -104,7 +115,7 @@ def judge(
         if not all(map(criterion.accepts, values)): return _against(criterion, values, seeds)
         return SUPPORTED if len(values) >= seeds else INCONCLUSIVE
     if len(values) < seeds: return INCONCLUSIVE
-    low, high = interval(values) or (values[0], values[0])
+    low, high = interval(values, student=criterion.student) or (values[0], values[0])
     if criterion.low <= low and high <= criterion.high: return SUPPORTED
     if high < criterion.low or low > criterion.high: return REFUTED
     return INCONCLUSIVE

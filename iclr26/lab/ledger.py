@@ -54,7 +54,7 @@ def from_metrics(
             "command": repeat, "seconds": round(sum(m["seconds"] for m in metrics), 1), "peak_memory_mb": round(max(m["peak_memory_mb"] for m in metrics)),
             "environment": environment, "claims": claims, "notes": _plain(first["notes"])}
 
-# %% ../../nbs/lab/ledger.ipynb #10c00805
+# %% ../../nbs/lab/ledger.ipynb #d945c9a1
 def _plain(value):
     "JSON without the markers of `to_json`: non-finite numbers become null."
     if isinstance(value, float): return value if math.isfinite(value) else None
@@ -70,7 +70,7 @@ def _judge_claim(parts: list[dict], command: str) -> dict:
         criterion = Criterion(**{k: v for k, v in spec.items() if k != "text"})
         finite = values and all(map(math.isfinite, values))
         measures.append({"name": name, "criterion": spec["text"], "unit": spec["unit"], "values": _plain(values), "mean": sum(values) / len(values) if finite else None,
-                         "interval": _plain(interval(values)) if finite else None, "verdict": judge(criterion, values, head["seeds"])})
+                         "interval": _plain(interval(values, student=criterion.student)) if finite else None, "verdict": judge(criterion, values, head["seeds"])})
     reasons = list(dict.fromkeys(p["reason"] for p in parts if p["reason"]))
     return {**{k: head[k] for k in ("id", "statement", "reported", "test", "seeds", "expect")}, "measures": measures,
             "verdict": combine([m["verdict"] for m in measures]), "reason": " ".join(reasons), "command": command}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from iclr26.lab.claims import (INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, VERDICTS, Claim, Criterion, as_values, at_least, at_most, between, combine,
-                               equals, holds, interval, judge, unanimous)
+                               equals, holds, interval, judge, student, unanimous)
 
 numbers = st.floats(-1e6, 1e6)
 GAIN = unanimous(at_most(.98), at_least(1.02))
@@ -77,3 +77,19 @@ def test_criteria_print_like_a_formula():
 def test_a_unanimous_criterion_names_overlapping_ranges():
     with pytest.raises(ValueError, match="against"): unanimous(at_most(1), at_least(0.9))
     with pytest.raises(ValueError, match="against"): Criterion(0, 1, against=(2, 3))
+
+
+def test_student_intervals():
+    stats = pytest.importorskip("scipy.stats")
+    values = [-1.504, 0.334, -1.086, -1.253, -0.752]
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(.95)
+    assert interval(values, student=True) == pytest.approx((low, high)) and interval([2., 2.], student=True) == (2., 2.) and interval([3.], student=True) is None
+    rng = np.random.default_rng(0)
+    hits = sum(low <= 0 <= high for low, high in (interval(list(v), student=True) for v in rng.normal(size=(1000, 3))))
+    assert 930 <= hits <= 970
+    assert judge(student(at_least(0)), values, 5) == INCONCLUSIVE and judge(at_least(0), values, 5) == REFUTED              # the bootstrap of five is too narrow
+    for criterion, shift, verdict in ((at_least(0), 9, SUPPORTED), (at_least(0), -9, REFUTED), (at_most(0), 9, REFUTED), (between(8, 9), 9, INCONCLUSIVE)):
+        assert judge(student(criterion), [v + shift for v in values], 5) == verdict
+    assert str(student(at_least(1, unit="points"))) == "≥ 1 points (t interval)" and Criterion(**{k: getattr(student(at_least(1)), k) for k in Criterion.__dataclass_fields__}) == student(at_least(1))
+    for bad in (holds(), at_least(1, each=True), GAIN):
+        with pytest.raises(ValueError, match="student"): student(bad)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from iclr26.lab import ledger as L
-from iclr26.lab.claims import INCONCLUSIVE, REFUTED, SUPPORTED, Claim, at_least, at_most, holds, unanimous
+from iclr26.lab.claims import INCONCLUSIVE, REFUTED, SUPPORTED, Claim, at_least, at_most, holds, student, unanimous
 from iclr26.lab.runs import Recorder, read_metrics
 
 
@@ -79,3 +79,13 @@ def test_a_unanimous_criterion_survives_the_way_to_the_ledger(tmp_path, values, 
     rec.measure("D1", ratio=values)
     rec.finish()
     assert L.from_metrics([read_metrics(tmp_path)])["claims"][0]["verdict"] == verdict
+
+
+def test_a_t_interval_survives_the_way_to_the_ledger(tmp_path):
+    values = [-1.504, 0.334, -1.086, -1.253, -0.752]
+    rec = Recorder("demo", [Claim("D1", "s", "", "t", {"gain": student(at_least(0)), "plain": at_least(0)}, seeds=5)], out=tmp_path)
+    rec.measure("D1", gain=values, plain=values)
+    rec.finish()
+    gain, plain = L.from_metrics([read_metrics(tmp_path)])["claims"][0]["measures"]
+    assert (gain["verdict"], plain["verdict"]) == (INCONCLUSIVE, REFUTED) and gain["criterion"] == "≥ 0 (t interval)"
+    assert gain["interval"] == pytest.approx([-1.743, 0.0384], abs=1e-3) and plain["interval"][1] < 0
