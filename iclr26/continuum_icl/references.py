@@ -86,22 +86,17 @@ def objective(
     residual = u - apply_operator(kernel, f, alpha, f)
     return 0.5 * kernel.grid.inner(residual, residual).sum(-1)
 
-# %% ../../nbs/continuum_icl/references.ipynb #1b459048
+# %% ../../nbs/continuum_icl/references.ipynb #119f9646
 def depth_filter(
     x: Tensor,           # r * S_k * lambda_i
     steps: int | float,  # gradient steps m >= 0
 ) -> Tensor:
-    "(1 - (1 - x)^m) / x, and its limit m at x = 0."
-    small = x < 0.9
-    if small.all(): return _near(x, steps)
-    large = x[~small]                                            # few, if any
-    return _near(torch.where(small, x, 0.1), steps).masked_scatter(~small, (1 - (1 - large).pow(steps)) / large)
+    "phi_m of (4), the share of the signal that m steps fit, to full relative precision also for small x."
+    if steps == 0: return torch.zeros_like(x)
+    change = torch.expm1(steps * torch.log1p(-torch.minimum(x, 2 - x)))   # |1 - x|^m - 1
+    return -change if steps % 2 == 0 else torch.where(x > 1, 2 + change, -change)
 
-def _near(x: Tensor, steps) -> Tensor:
-    x = torch.where(x == 0, torch.finfo(x.dtype).tiny, x)
-    return -torch.expm1(steps * torch.log1p(-x)) / x
-
-# %% ../../nbs/continuum_icl/references.ipynb #0bd9e2cd
+# %% ../../nbs/continuum_icl/references.ipynb #ab2ec9cc
 def _tracks(*tensors) -> bool: return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
 def _geometric_sum(a: Tensor, steps: int) -> Tensor:
@@ -113,15 +108,16 @@ def _geometric_sum(a: Tensor, steps: int) -> Tensor:
         if bit == "1": total, power = eye + a @ total, a @ power
     return total
 
-def _filters(gram: Tensor, symbol: Tensor, step, steps: int) -> tuple[Tensor | None, Tensor, Tensor]:
-    "W_k of (3): eigenvectors V, eigenvalues and psi [B, n, modes]; or None, gram and dense W [B, modes, n, n] if gradients have to pass."
-    if _tracks(gram, symbol, step):
-        damped_gram = step * symbol[:, None, None] * gram[:, None]
-        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-        return None, gram, step * symbol[:, None, None] * _geometric_sum(eye - damped_gram, steps)
-    values, vectors = torch.linalg.eigh(gram)
-    scaled = step * symbol
-    return vectors, values, scaled * depth_filter(values[..., None] * scaled, steps)
+def _away_from_zero(values: Tensor) -> Tensor:
+    "Eigenvalues as divisors: exact zeros become numbers small enough for a limit."
+    tiny = torch.finfo(values.dtype).tiny ** 0.5
+    return torch.where(values.abs() < tiny, tiny, values)
+
+def _dense_filters(gram: Tensor, symbol: Tensor, step, steps: int) -> Tensor:  # [B, modes, n, n]
+    "W_k of (3) by matrix products alone, for gradients."
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    scaled = step * symbol[:, None, None]
+    return scaled * _geometric_sum(eye - scaled * gram[:, None], steps)
 
 def closed_form(
     kernel: OperatorKernel,
@@ -138,15 +134,25 @@ def closed_form(
     if steps == math.inf: return _only_seen_modes(kernel, blup(kernel, f, u, f_test)[0])
     grid = kernel.grid
     symbol = grid.half(kernel.ky.symbol()).flatten().to(f)
-    target = torch.view_as_complex(to_columns(grid, u).unflatten(-1, (-1, 2)))
-    vectors, _, psi = _filters(kernel.gram(f), symbol, step, steps)
-    cross = kernel.gram(f, f_test)
-    if vectors is None: fitted = torch.einsum("bkij,bjk->bik", psi.to(target.dtype), target)
-    elif cross.shape[-1] == 1:                                   # one question: first its weight on every example and mode
-        weights = vectors @ (psi * (vectors.mT @ cross))
-        return _finite(from_columns(grid, (torch.view_as_real(target) * weights.unsqueeze(-1)).sum(1, keepdim=True).flatten(2)), steps, step)
-    else: cross, fitted = vectors.mT @ cross, torch.view_as_complex(torch.view_as_real(_mix(vectors.mT, target)) * psi.unsqueeze(-1))
-    return _finite(from_columns(grid, torch.view_as_real(_mix(cross.mT, fitted)).flatten(2)), steps, step)
+    target, gram, cross = torch.view_as_complex(to_columns(grid, u).unflatten(-1, (-1, 2))), *_similarities(kernel, f, f_test)
+    if _tracks(gram, symbol, step):
+        fitted = torch.einsum("bkij,bjk->bik", _dense_filters(gram, symbol, step, steps).to(target.dtype), target)
+        return _finite(from_columns(grid, torch.view_as_real(_mix(cross.mT, fitted)).flatten(2)), steps, step)
+    values, vectors = torch.linalg.eigh(gram)
+    values = _away_from_zero(values)[..., None]
+    share, cross = depth_filter(values * (step * symbol), steps), vectors.mT @ cross / values
+    if cross.shape[-1] == 1:                                    # one question: first its weight on every example and mode
+        weights = vectors @ (share * cross)
+        answer = (target * weights).sum(1, keepdim=True)
+    else: answer = _mix(cross.mT, _mix(vectors.mT, target) * share)
+    return _finite(from_columns(grid, torch.view_as_real(answer).flatten(2)), steps, step)
+
+def _similarities(kernel: OperatorKernel, f: Tensor, f_test: Tensor) -> tuple[Tensor, Tensor]:  # [B, n, n], [B, n, m]
+    "K_x and g. A single question joins the context, so that fields are read once (not for gradients of the question alone, which would then flow through K_x)."
+    n = f.shape[1]
+    if f_test.shape[1] > 1 or f_test.requires_grad: return kernel.gram(f), kernel.gram(f, f_test)
+    gram = kernel.gram(torch.cat([f, f_test], 1))
+    return gram[:, :n, :n], gram[:, :n, n:]
 
 def _mix(matrix: Tensor, tokens: Tensor) -> Tensor:
     "Real matrix [B, i, j] times complex tokens [B, j, modes]."
@@ -159,7 +165,7 @@ def _only_seen_modes(kernel: OperatorKernel, x: Tensor) -> Tensor:
     if (symbol > 0).all(): return x
     return kernel.grid.irfft(kernel.grid.rfft(x) * kernel.grid.half(symbol > 0).to(x.device))
 
-# %% ../../nbs/continuum_icl/references.ipynb #a45ec22b
+# %% ../../nbs/continuum_icl/references.ipynb #fb9ec910
 def _cholesky(gram: Tensor, ridge: float) -> Tensor:
     "Factor of gram + ridge I; LinAlgError if it is numerically singular."
     n, eps = gram.shape[-1], torch.finfo(gram.dtype).eps
@@ -184,10 +190,10 @@ def blup(
     u: Tensor,                    # [B, n, *grid] context outputs
     f_test: Tensor,               # [B, m, *grid] questions
     *,
-    ridge: float = 0.0,           # added to the diagonal of K_x: variance of noise in u
+    ridge: float = 0.0,           # added to the diagonal of K_x: outputs with noise of covariance ridge * K_y
     rcond: float | None = None,   # drop eigenvalues of K_x below rcond * lambda_max; None = none
 ) -> tuple[Tensor, Tensor]:       # mean [B, m, *grid], weights [B, m, n]
-    "Best linear unbiased prediction (4), weights (K_x + ridge I)^-1 g. LinAlgError if K_x is singular and neither ridge nor rcond is given."
+    "Best linear unbiased prediction (5), weights (K_x + ridge I)^-1 g. LinAlgError if K_x is singular and neither ridge nor rcond is given."
     _check(kernel, f, u, f_test)
     _check_ridge(ridge, rcond)
     gram, cross = kernel.gram(f), kernel.gram(f, f_test)
@@ -199,7 +205,7 @@ def blup(
         weights = cross.mT @ (vectors * inverse[..., None, :]) @ vectors.mT
     return (weights @ u.flatten(2)).unflatten(-1, kernel.grid.shape), weights
 
-# %% ../../nbs/continuum_icl/references.ipynb #2429fd4e
+# %% ../../nbs/continuum_icl/references.ipynb #536f1848
 def _own_similarity(kernel: OperatorKernel, f: Tensor) -> Tensor:  # [B, m]
     "k_x(f, f) of each field."
     alone = f.flatten(0, 1).unsqueeze(1)
@@ -213,18 +219,19 @@ def expected_risk(
     steps: int | float,           # layers; math.inf = the limit
     step: float | None = None,    # r > 0; not used in the limit
 ) -> Tensor:                      # [B, m]
-    "Expected squared L2 error (5) of the prediction after `steps` layers for kappa-Gaussian data."
+    "Expected squared L2 error (6) of the prediction after `steps` layers for kappa-Gaussian data."
     _check(kernel, f, f_test=f_test)
     steps = _check_steps(steps, step)
     if (kernel.ky.symbol() < 0).any(): raise ValueError("kernel: expected K_y with a non-negative symbol, a covariance")
     if steps == math.inf: return posterior_variance(kernel, f, f_test)
-    symbol = kernel.ky.symbol().flatten().to(f)
-    cross = kernel.gram(f, f_test)
-    vectors, gram, w = _filters(kernel.gram(f), symbol, step, steps)
-    if vectors is None:
-        gain = torch.einsum("k,bkij->bij", symbol, 2 * w - w @ gram[:, None] @ w)
+    symbol, (gram, cross) = kernel.ky.symbol().flatten().to(f), _similarities(kernel, f, f_test)
+    if _tracks(gram, symbol, step):
+        gain = torch.einsum("k,bkij->bij", symbol, _dense_filters(gram, symbol, step, 2 * steps))
         saved = (cross * (gain @ cross)).sum(1)
-    else: saved = torch.einsum("bim,bi->bm", (vectors.mT @ cross).square(), (2 * w - gram[..., None] * w.square()) @ symbol)
+    else:
+        values, vectors = torch.linalg.eigh(gram)
+        values = _away_from_zero(values)[..., None]
+        saved = ((vectors.mT @ cross).square() * (depth_filter(values * (step * symbol), 2 * steps) @ symbol)[..., None] / values).sum(1)
     return _finite(symbol.sum() * _own_similarity(kernel, f_test) - saved, steps, step)
 
 def posterior_variance(
@@ -234,14 +241,14 @@ def posterior_variance(
     *,
     ridge: float = 0.0,    # as in blup
 ) -> Tensor:               # [B, m]
-    "tr(K_y) (g** - g^T (K_x + ridge I)^-1 g), not below 0: expected squared L2 error of `blup`. LinAlgError as there."
+    "tr(K_y) (g** - g^T (K_x + ridge I)^-1 g), not below 0: expected squared L2 distance of `blup` from the noiseless output. LinAlgError as there."
     _check(kernel, f, f_test=f_test)
     _check_ridge(ridge)
     cross = kernel.gram(f, f_test)
     explained = (cross * torch.cholesky_solve(cross, _cholesky(kernel.gram(f), ridge))).sum(1)
     return (kernel.ky.symbol().sum().to(f) * (_own_similarity(kernel, f_test) - explained)).clamp(min=0)
 
-# %% ../../nbs/continuum_icl/references.ipynb #f6baeb91
+# %% ../../nbs/continuum_icl/references.ipynb #25ddfc7a
 def log_marginal_likelihood(
     kernel: OperatorKernel,
     f: Tensor,              # [B, n, *grid]
@@ -249,7 +256,7 @@ def log_marginal_likelihood(
     *,
     noise: float = 0.0,     # variance of white noise on each orthonormal coefficient of u
 ) -> Tensor:                # [B]
-    "Log density (6) of u. ValueError if a variance is zero."
+    "Log density (7) of u. ValueError if a variance is zero."
     _check(kernel, f, u)
     if not (math.isfinite(noise) and noise >= 0): raise ValueError(f"noise={noise}: expected a finite number >= 0")
     grid, gram = kernel.grid, kernel.gram(f)
@@ -291,16 +298,16 @@ def select_sigma(
     if not sigmas: raise ValueError("sigmas=[]: expected at least one candidate")
     return max(sigmas, key=lambda sigma: float(log_marginal_likelihood(make_kernel(sigma), f, u, noise=noise).sum()))
 
-# %% ../../nbs/continuum_icl/references.ipynb #47ead47e
+# %% ../../nbs/continuum_icl/references.ipynb #e8b8fe20
 class InContextOperatorRegressor:
-    "Predict output fields from solved examples: `n_layers` layers of the continuum transformer, or their limit."
+    "Predict output fields from solved examples: `n_layers` layers of the continuum transformer, or their limit. A scikit-learn estimator."
     def __init__(
         self,
         kernel: OperatorKernel,
         *,
         n_layers: int | None = None,   # gradient steps; None = infinitely many (blup)
         step: float | str = "auto",    # r > 0, or 0.95 of the stable bound; not used in the limit
-        ridge: float = 0.0,            # in the limit, and in predict_std
+        ridge: float = 0.0,            # noise in U, as in blup; `predict` with n_layers does without, depth regularises there
     ):
         if not isinstance(kernel, OperatorKernel): raise TypeError(f"kernel={kernel!r}: expected an OperatorKernel")
         if n_layers is not None: _check_steps(n_layers, 1.0, infinite=False)
@@ -322,6 +329,7 @@ class InContextOperatorRegressor:
                 warnings.warn(f"ridge={self.ridge:g} exceeds the mean of k_x(f, f), {size:.3g}: predictions shrink to zero; rescale the fields or lower ridge", stacklevel=2)
             state = {"factor_": _cholesky(gram, self.ridge)}
         else: state = {"alpha_": operator_gradient_descent(self.kernel, f, u, steps=self.n_layers, step=self._step(f))}
+        for fitted in ("alpha_", "factor_"): self.__dict__.pop(fitted, None)
         self.__dict__.update(state, f_=f, u_=u)
         return self
 
@@ -331,7 +339,7 @@ class InContextOperatorRegressor:
     ) -> np.ndarray:    # [m, *grid]
         "Predicted output fields. ValueError before `fit`."
         f = self._questions(F)
-        if self.n_layers is not None: return apply_operator(self.kernel, self.f_, self.alpha_, f)[0].numpy()
+        if hasattr(self, "alpha_"): return apply_operator(self.kernel, self.f_, self.alpha_, f)[0].numpy()
         weights = torch.cholesky_solve(self.kernel.gram(self.f_, f), self.factor_).mT
         return (weights @ self.u_.flatten(2)).unflatten(-1, self.kernel.grid.shape)[0].numpy()
 
@@ -339,8 +347,39 @@ class InContextOperatorRegressor:
         self,
         F: np.ndarray,  # [m, *grid] input fields
     ) -> np.ndarray:    # [m]
-        "Expected L2 size of the error: root of `posterior_variance`."
-        return posterior_variance(self.kernel, self.f_ if hasattr(self, "f_") else None, self._questions(F), ridge=self.ridge)[0].sqrt().numpy()
+        "Expected L2 size of the error in the limit: root of `posterior_variance`. With `n_layers` it is a lower bound; `expected_risk` knows the depth."
+        f = self._questions(F)
+        return posterior_variance(self.kernel, self.f_, f, ridge=self.ridge)[0].sqrt().numpy()
+
+    def score(
+        self,
+        F: np.ndarray,  # [m, *grid] input fields
+        U: np.ndarray,  # [m, *grid] true output fields, m >= 2
+    ) -> float:
+        "Coefficient of determination R^2: 1 - sum ||U - predict(F)||^2 / sum ||U - mean U||^2. ValueError if all U are equal."
+        truth, prediction = self._fields("U", U)[0].numpy(), self.predict(F)
+        if len(truth) != len(prediction): raise ValueError(f"U has {len(truth)} fields: expected {len(prediction)}, as in F")
+        spread = ((truth - truth.mean(0)) ** 2).sum()
+        if not spread > 0: raise ValueError("U: expected at least two fields that differ, R^2 has no meaning otherwise")
+        return float(1 - ((truth - prediction) ** 2).sum() / spread)
+
+    def get_params(self, deep: bool = True) -> dict:
+        "The constructor's arguments. (`deep` is part of the convention; a kernel has no parameters of its own.)"
+        return {name: getattr(self, name) for name in ("kernel", "n_layers", "step", "ridge")}
+
+    def set_params(self, **params) -> "InContextOperatorRegressor":
+        "Change arguments; `fit` puts them to use. An unknown name or a bad value is an error and changes nothing."
+        if unknown := sorted(params.keys() - self.get_params()): raise ValueError(f"{', '.join(unknown)}: expected {', '.join(self.get_params())}")
+        type(self)(**{**self.get_params(), **params})
+        self.__dict__.update(params)
+        return self
+
+    def __sklearn_tags__(self):
+        from sklearn.utils import InputTags, RegressorTags, Tags, TargetTags
+        return Tags(estimator_type="regressor", target_tags=TargetTags(required=True, multi_output=True, single_output=False), regressor_tags=RegressorTags(),
+                    input_tags=InputTags(two_d_array=self.kernel.grid.ndim == 1, three_d_array=self.kernel.grid.ndim == 2))
+
+    def __repr__(self) -> str: return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.get_params().items())})"
 
     def _fields(self, name: str, x) -> Tensor:  # [1, n, *grid]
         array = np.asarray(x)

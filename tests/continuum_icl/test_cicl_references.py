@@ -1,5 +1,6 @@
 """Gradient descent, closed form, kriging and likelihood against dense linear algebra, Monte Carlo and scikit-learn."""
 import math
+import pickle
 import warnings
 from fractions import Fraction
 
@@ -8,9 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from scipy.stats import multivariate_normal
+from sklearn.base import clone, is_regressor
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF
 from sklearn.kernel_ridge import KernelRidge
+from sklearn.metrics import r2_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from iclr26.continuum_icl.operators import KERNELS, ConvolutionOperator, Grid, IdentityOperator, LinearKernel, OperatorKernel, RBFKernel, SoftmaxKernel
 from iclr26.continuum_icl.references import (InContextOperatorRegressor, apply_operator, blup, closed_form, depth_filter, expected_risk, log_marginal_likelihood, nearest_context,
@@ -54,12 +58,43 @@ def test_closed_form_equals_250_layers():
     layered = ContinuumTransformer(kernel, 250, step=step)(torch.cat([f, f_test], 1), u)
     assert torch.allclose(closed_form(kernel, f, u, f_test, steps=250, step=step)[:, 0], layered, atol=1e-11)
 
-@given(st.sampled_from([0.0, 1e-300, 1e-17, -1e-17, 1e-9, 0.3, 0.899, 0.9, 1.0, 1.5, 1.9999]), st.integers(0, 60))
-@settings(max_examples=60, deadline=None)
-def test_depth_filter_is_the_geometric_sum(x, steps):
-    exact = float(sum((1 - Fraction(x)) ** j for j in range(steps))) if abs(x) > 1e-200 else float(steps)
-    assert math.isclose(depth_filter(torch.tensor([x, 1.2], dtype=torch.float64), steps)[0].item(), exact, rel_tol=1e-12, abs_tol=1e-13)
-    assert math.isclose(depth_filter(torch.tensor([min(x, 0.5)], dtype=torch.float64), 1)[0].item(), 1.0, rel_tol=1e-12)
+@given(st.sampled_from([0.0, 1e-300, 1e-17, -1e-17, 1e-9, 0.3, 0.899, 0.9, 1 - 2**-40, 1.0, 1 + 2**-40, 1.5, 1.9999, 2.5]), st.integers(0, 60))
+@settings(max_examples=100, deadline=None)
+def test_depth_filter_to_full_relative_precision(x, steps):
+    assert math.isclose(depth_filter(torch.tensor([x, 1.2], dtype=torch.float64), steps)[0].item(), float(1 - (1 - Fraction(x)) ** steps), rel_tol=1e-12)
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-11), (torch.float32, 2e-4)])
+@pytest.mark.parametrize("name", PSD)
+def test_degenerate_contexts_at_any_depth(name, dtype, tolerance):
+    "Repeated, vanishing and opposite fields: eigenvalues that are zero, exactly or up to rounding."
+    kernel, (f, u, f_test) = make(name), problem(B=1)
+    f = torch.cat([f, f[:, :2], torch.zeros_like(f[:, :1]), -f[:, :1]], 1)
+    u = torch.cat([u, normal(1, 4, 4, 3, seed=9)], 1)
+    step = kernel.max_stable_step(f).item() / 2
+    for m in (1, 3):
+        for steps in (0, 1, 2, 51, 10**4):
+            closed = closed_form(kernel, f.to(dtype), u.to(dtype), f_test[:, :m].to(dtype), steps=steps, step=step)
+            exact = apply_operator(kernel, f, operator_gradient_descent(kernel, f, u, steps=steps, step=step), f_test[:, :m])
+            if dtype == torch.float64 or steps <= 51: assert (closed - exact).abs().max() <= tolerance * max(1, exact.abs().max())
+            assert torch.isfinite(closed).all() and torch.isfinite(expected_risk(kernel, f.to(dtype), f_test[:, :m].to(dtype), steps=steps, step=step)).all()
+
+@pytest.mark.parametrize("name", PSD)
+def test_one_question_or_many(name):
+    kernel, (f, u, f_test) = make(name), problem()
+    f_test[:, 1] = f[:, 2]                                                          # a question among the examples
+    step = kernel.max_stable_step(f).min().item() / 2
+    for call in (lambda t, m: closed_form(kernel, f, u, t, steps=m, step=step), lambda t, m: expected_risk(kernel, f, t, steps=m, step=step)):
+        for m in (1, 40, 41): assert torch.allclose(call(f_test, m), torch.cat([call(f_test[:, j:j + 1], m) for j in range(3)], 1), rtol=1e-11, atol=1e-12)
+
+def test_risk_is_the_quadratic_form_at_every_depth():
+    kernel, (f, _, f_test) = make(), problem(B=1)
+    K, g, S = kernel.kx(f, f)[0], kernel.kx(f, f_test)[0], kernel.ky.symbol().flatten()
+    for m in (0, 1, 2, 15):
+        expected = torch.zeros(3, dtype=torch.float64)
+        for s in S:
+            W = sum((0.1 * s * torch.linalg.matrix_power(torch.eye(5, dtype=torch.float64) - 0.1 * s * K, j) for j in range(m)), torch.zeros(5, 5, dtype=torch.float64))
+            expected += s * (1 - 2 * (g * (W @ g)).sum(0) + (g * (W @ K @ W @ g)).sum(0))
+        assert torch.allclose(expected_risk(kernel, f, f_test, steps=m, step=0.1)[0], expected, rtol=1e-12)
 
 def test_singular_gram_is_no_special_case():
     kernel, (f, u, f_test) = make(), problem()
@@ -232,6 +267,9 @@ def test_gradients_flow_also_through_repeated_eigenvalues():
         assert torch.autograd.gradcheck(lambda f, u, t: closed_form(kernel, f, u, t, steps=steps, step=0.5), (leaf(f), leaf(u), leaf(f_test)))
         assert torch.autograd.gradcheck(lambda f, t: expected_risk(kernel, f, t, steps=steps, step=0.5), (leaf(f), leaf(f_test)))
     assert torch.autograd.gradcheck(lambda u: closed_form(kernel, f, u, f_test, steps=6, step=0.5), (leaf(u),))
+    for t in (f_test, f_test[:, :1]):                                               # of the question alone
+        assert torch.autograd.gradcheck(lambda t: closed_form(kernel, f, u, t, steps=6, step=0.5), (leaf(t),))
+        assert torch.autograd.gradcheck(lambda t: expected_risk(kernel, f, t, steps=6, step=0.5), (leaf(t),))
     assert torch.autograd.gradcheck(lambda f, u, t: blup(kernel, f, u, t, ridge=0.1)[0], (leaf(f), leaf(u), leaf(f_test)))
     assert torch.autograd.gradcheck(lambda f, t: posterior_variance(kernel, f, t, ridge=0.1), (leaf(f), leaf(f_test)))
     assert torch.autograd.gradcheck(lambda f, u: log_marginal_likelihood(kernel, f, u, noise=0.1), (leaf(f), leaf(u)))
@@ -287,6 +325,54 @@ def test_regressor_refuses():
     with pytest.raises(torch.linalg.LinAlgError): fitted.fit(F[[0, 0, 1]], U[:3])
     with pytest.raises(ValueError, match="less than"): InContextOperatorRegressor(kernel, n_layers=3, step=50.0).fit(F, U)
     assert np.array_equal(fitted.predict(T), before)                                # a failed fit changes nothing
+
+def test_regressor_is_a_scikit_learn_estimator():
+    line = Grid((12,), (12.0,))
+    kernels = [OperatorKernel(LinearKernel(line), smooth(line)), OperatorKernel(RBFKernel(line, 0.5), smooth(line))]
+    F = normal(24, 12).numpy()
+    U = F @ normal(12, 12, seed=1).numpy()                                          # a linear operator
+    model = InContextOperatorRegressor(kernels[1], n_layers=7, step=0.1, ridge=0.2)
+    assert model.get_params() == {"kernel": kernels[1], "n_layers": 7, "step": 0.1, "ridge": 0.2} and "n_layers=7" in repr(model)
+    twin = clone(model.fit(F, U))
+    assert twin.get_params()["n_layers"] == 7 and not hasattr(twin, "f_") and is_regressor(twin)
+    assert np.array_equal(twin.fit(F, U).predict(F), model.predict(F)) and np.array_equal(pickle.loads(pickle.dumps(model)).predict(F), model.predict(F))
+    search = GridSearchCV(model.set_params(step="auto"), {"kernel": kernels, "n_layers": [None, 2], "ridge": [1e-8, 10.0]}, cv=3).fit(F, U)
+    assert isinstance(search.best_params_["kernel"].kx, LinearKernel) and search.best_params_["n_layers"] is None and search.best_params_["ridge"] == 1e-8
+    assert cross_val_score(search.best_estimator_, F, U, cv=3).min() > 0.99
+
+def test_score_is_scikit_learns_r2():
+    kernel, (f, u, f_test) = make(), problem(B=1)
+    model, truth = InContextOperatorRegressor(kernel).fit(f[0].numpy(), u[0].numpy()), normal(3, 4, 3, seed=7).numpy()
+    assert math.isclose(model.score(f_test[0].numpy(), truth), r2_score(truth.reshape(3, -1), model.predict(f_test[0].numpy()).reshape(3, -1), multioutput="variance_weighted"), rel_tol=1e-12)
+    for bad, match in ((truth[:2], "U has 2 fields: expected 3"), (np.ones((3, 4, 3)), "differ"), (truth * math.nan, "U holds")):
+        with pytest.raises(ValueError, match=match): model.score(f_test[0].numpy(), bad)
+    with pytest.raises(ValueError, match="before fit"): InContextOperatorRegressor(kernel).score(f_test[0].numpy(), truth)
+
+@pytest.mark.parametrize("before, after", [({"n_layers": None}, {"n_layers": 3}), ({"n_layers": 3}, {"n_layers": None}), ({"n_layers": 3}, {"n_layers": 30, "step": 0.1}), ({"ridge": 0.5}, {"ridge": 0.0})])
+def test_parameters_count_from_the_next_fit(before, after):
+    kernel, (f, u, f_test) = make(), problem(B=1)
+    F, U, T = f[0].numpy(), u[0].numpy(), f_test[0].numpy()
+    model = InContextOperatorRegressor(kernel, **before).fit(F, U)
+    answer = model.predict(T)
+    assert model.set_params(**after) is model and np.array_equal(model.predict(T), answer)
+    assert np.array_equal(model.fit(F, U).predict(T), InContextOperatorRegressor(kernel, **{**before, **after}).fit(F, U).predict(T))
+
+@pytest.mark.parametrize("bad", [{"depth": 3}, {"n_layers": -1}, {"step": 0.0}, {"ridge": -1.0}, {"ridge": 0.1, "n_layers": 2.5}])
+def test_bad_parameters_change_nothing(bad):
+    model = InContextOperatorRegressor(make(), ridge=0.5)
+    before = model.get_params()
+    with pytest.raises(ValueError): model.set_params(**bad)
+    with pytest.raises(TypeError, match="kernel=3"): model.set_params(kernel=3)
+    assert model.get_params() == before
+
+def test_error_bars_describe_the_limit_whatever_the_depth():
+    kernel, (f, u, f_test) = make(), problem(B=1)
+    shallow, deep = (InContextOperatorRegressor(kernel, n_layers=n).fit(f[0].numpy(), u[0].numpy()) for n in (4, None))
+    assert np.array_equal(shallow.predict_std(f_test[0].numpy()), deep.predict_std(f_test[0].numpy()))
+    assert (shallow.predict_std(f_test[0].numpy()) ** 2 <= expected_risk(kernel, f, f_test, steps=4, step=float(0.95 * kernel.max_stable_step(f)))[0].numpy()).all()
+    twice = f[0, [0, 0, 1]].numpy(), u[0, :3].numpy()
+    with pytest.raises(torch.linalg.LinAlgError, match="ridge"): InContextOperatorRegressor(kernel, n_layers=4).fit(*twice).predict_std(f_test[0].numpy())
+    assert np.isfinite(InContextOperatorRegressor(kernel, n_layers=4, ridge=1e-6).fit(*twice).predict_std(f_test[0].numpy())).all()
 
 CALLS = {
     "operator_gradient_descent": lambda k, f, u, t, **o: operator_gradient_descent(k, f, u, **{"steps": 3, "step": .1, **o}),
