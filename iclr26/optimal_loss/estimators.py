@@ -50,7 +50,7 @@ def _weigh():
             z[m] += total; zD[m] += moment
     return weigh
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #f12719d0
+# %% ../../nbs/optimal_loss/estimators.ipynb #f9d84b5d
 _FAR = 1e30             # distance of a candidate that is none: weight exactly 0, and 0 * _FAR = 0
 
 class _Moments:
@@ -71,9 +71,9 @@ class _Moments:
     def add(self, rows, log_weights=None, mask=None):
         "Candidates [n,d] for all sources; mask [b,n] is true where a candidate must not be used."
         y = rows.to(torch.float64)
-        D = (self.x2 - 2 * (self.wide @ y.T) + y.square().sum(1)).clamp_min(0).to(self.x.dtype)
+        D = torch.addmm(torch.linalg.vecdot(y, y), self.wide, y.T, alpha=-2).add_(self.x2).clamp_min_(0).to(self.x.dtype)
         rows = rows.to(self.x.dtype)
-        self._accumulate(D, self.ex - self.e @ rows.T, log_weights, mask, rows)
+        self._accumulate(D, torch.addmm(self.ex, self.e, rows.T, alpha=-1), log_weights, mask, rows)
 
     def add_own(self, rows, log_weights=None):
         "Candidates [b,n,d], other ones for each source."
@@ -84,7 +84,7 @@ class _Moments:
         if D.shape[1] == 0: return
         if mask is not None: D, G = D.masked_fill_(mask, _FAR), G.masked_fill_(mask, _FAR)
         bias = None if log_weights is None else log_weights.to(D.dtype).expand_as(D) - (0 if self.offset is None else self.offset[:, None])
-        slope = float((-G / D.clamp_min(1e-12).sqrt()).amax())      # the largest z with logit <= z s - s^2/2, s = sqrt(D)/sigma
+        slope = -float(D.clamp_min(1e-12).rsqrt_().mul_(G).amin())      # the largest z with logit <= z s - s^2/2, s = sqrt(D)/sigma
         nearest, extra = float(D.amin()) ** .5, 0.0 if bias is None else max(0.0, float(bias.amax()))
         self.track |= max(slope, 0) ** 2 / 2 + extra > 60
         level = self._fused_level(D, G, bias) if D.device.type == "cpu" and D.dtype == torch.float32 else self._torch_level(D, G, bias)
@@ -144,7 +144,7 @@ class _Moments:
 
     def delta(self, k):
         "Posterior mean relative to the source, [b,d]."
-        return (self.zx[k] - self.z[k][:, None] * self.x) / self.total(k)[:, None]
+        return torch.addcmul(self.zx[k], self.z[k][:, None], self.x, value=-1).div_(self.total(k)[:, None])
 
     def forms(self, k):
         "Per-sample values [b] of each form at level k."
@@ -152,8 +152,8 @@ class _Moments:
         values = {"pair": second / 2}
         if self.zx is not None:
             delta = self.delta(k)
-            mse = delta.square().sum(1)
-            values |= {"mse": mse, "condvar": (second - mse).clamp_min(0), "a_minus_b": -2 * (self.x * delta).sum(1) - mse}
+            mse = torch.linalg.vecdot(delta, delta)
+            values |= {"mse": mse, "condvar": (second - mse).clamp_min(0), "a_minus_b": -2 * torch.linalg.vecdot(self.x, delta) - mse}
         return values
 
 # %% ../../nbs/optimal_loss/estimators.ipynb #e171f1a9
@@ -271,7 +271,7 @@ class _Held(_Rows):
         self.turn += 1
         return self.groups[self.turn % len(self.groups)][:size]
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #4edd1472
+# %% ../../nbs/optimal_loss/estimators.ipynb #8a2c8c53
 def _batches(data):
     "Batches [b,d] of a loader, or blocks of points of a map-style Dataset."
     def flat(item, point):
@@ -296,30 +296,61 @@ def _is_points(data) -> bool:
     points = isinstance(data, Dataset) and not isinstance(data, IterableDataset)
     return points or (hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Iterable))
 
+@functools.cache
+def _summarise():
+    "Compiled summary of a block of points: weighted mass, norm, mean and spread about it, and a key for each point."
+    from numba import njit
+    low = np.uint64(0xffffffff)
+
+    @njit(fastmath={"contract", "reassoc", "nsz"}, nogil=True, cache=True)
+    def summarise(x, w, factors, mean, keys):
+        n, d = x.shape
+        mean[:] = 0.0
+        mass = norm = spread = unweighted = 0.0
+        for i in range(n):
+            square, key = 0.0, np.uint64(0)
+            for j in range(d):
+                v = np.float64(x[i, j])
+                square += v * v
+                mean[j] += w[i] * v
+                bits = np.uint64(0) if v == 0.0 else v.view(np.uint64)        # -0 equals 0
+                key += (bits & low) * factors[0, j] + (bits >> np.uint64(32)) * factors[1, j]    # modulo 2^64: equal points, equal keys
+            keys[i] = key
+            mass += w[i]; norm += w[i] * square; unweighted += square
+        if mass > 0.0:
+            for j in range(d): mean[j] /= mass
+            for i in range(n):
+                square = 0.0
+                for j in range(d):
+                    v = np.float64(x[i, j]) - mean[j]
+                    square += v * v
+                spread += w[i] * square
+        return mass, norm, spread, math.isfinite(unweighted)
+    return summarise
+
 class _Scan:
     "One pass: number of points, weighted mean norm, trace of the covariance, number of distinct points."
     def __init__(self, weights=None):
-        self.weights, self.n, self.mass, self.norm, self.mean, self.spread, self.keys, self.factors = weights, 0, 0.0, 0.0, None, 0.0, [], None
+        self.weights, self.n, self.mass, self.norm, self.mean, self.spread, self.keys = weights, 0, 0.0, 0.0, None, 0.0, []
 
     def add(self, rows):
-        x = rows.to("cpu", torch.float64)
-        if not torch.isfinite(x).all(): raise ValueError(f"data: expected finite values, got NaN or infinity among points {self.n} to {self.n + len(x) - 1}")
-        if self.mean is None:
-            self.mean = torch.zeros(x.shape[1], dtype=torch.float64)
-            self.factors = np.random.default_rng(20).integers(0, 2 ** 64, 2 * x.shape[1], dtype=np.uint64) | np.uint64(1)
-        if x.shape[1] != len(self.mean): raise ValueError(f"data: a point has {x.shape[1]} coordinates, those before have {len(self.mean)}")
-        w = torch.ones(len(x), dtype=torch.float64) if self.weights is None else self.weights[self.n:self.n + len(x)]
-        if len(w) != len(x): raise ValueError(f"weights has {len(self.weights)} values, data have at least {self.n + len(x)} points: expected equal lengths")
-        self.n += len(x)
-        mass = float(w.sum())
+        x = rows.to("cpu", torch.float64 if rows.dtype == torch.float64 else torch.float32).contiguous()
+        n, d = x.shape
+        if self.mean is None: self.mean, self.factors = np.zeros(d), np.random.default_rng(20).integers(0, 2 ** 64, (2, d), dtype=np.uint64) | np.uint64(1)
+        if d != len(self.mean): raise ValueError(f"data: a point has {d} coordinates, those before have {len(self.mean)}")
+        w = torch.ones(n, dtype=torch.float64) if self.weights is None else self.weights[self.n:self.n + n]
+        if len(w) != n: raise ValueError(f"weights has {len(self.weights)} values, data have at least {self.n + n} points: expected equal lengths")
+        mean, keys = np.empty(d), np.empty(n, np.uint64)
+        mass, norm, spread, finite = _summarise()(x.numpy(), w.numpy(), self.factors, mean, keys)
+        if not finite and not torch.isfinite(x).all(): raise ValueError(f"data: expected finite values, got NaN or infinity among points {self.n} to {self.n + n - 1}")
         if mass > 0:
-            mean = (w @ x) / mass
-            self.norm += float(w @ x.square().sum(1))
-            self.spread += float(w @ (x - mean).square().sum(1)) + float((mean - self.mean).square().sum()) * mass * self.mass / (mass + self.mass)
-            self.mean += (mean - self.mean) * mass / (mass + self.mass)
+            step, share = mean - self.mean, mass / (mass + self.mass)
+            self.spread += spread + float(step @ step) * share * self.mass
+            self.norm += norm
+            self.mean += step * share
             self.mass += mass
-        words = np.ascontiguousarray((x + 0.0).numpy()).view(np.uint32).astype(np.uint64)   # exact arithmetic modulo 2^64: equal rows, equal keys
-        self.keys.append((words * self.factors).sum(1, dtype=np.uint64))
+        self.n += n
+        self.keys.append(keys)
         return self
 
     def result(self): return self.norm / self.mass, self.spread / self.mass, len(np.unique(np.concatenate(self.keys)))
