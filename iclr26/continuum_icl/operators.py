@@ -280,12 +280,6 @@ def _on_nyquist(grid: Grid) -> Tensor:
     planes = [torch.arange(n) * 2 == n for n in grid.shape]
     return _mesh(planes).any(-1)
 
-# %% ../../nbs/continuum_icl/operators.ipynb #225d6573
-from collections.abc import Callable
-
-import torch
-from torch import Tensor
-
 # %% ../../nbs/continuum_icl/operators.ipynb #fbcc0187
 CLOSE = 1e-2  # d^2 below this multiple of |a|^2 + |b|^2 loses more than two digits to cancellation
 
@@ -406,7 +400,7 @@ def _gradient_symbol(grid: Grid) -> Tensor:  # [*shape]
         parts.append(torch.where(nyquist, 0.0, k).square())
     return sum(parts).sqrt()
 
-# %% ../../nbs/continuum_icl/operators.ipynb #a8834a6f
+# %% ../../nbs/continuum_icl/operators.ipynb #4c0bde43
 class OperatorKernel:
     "kappa(f, f') = k_x(f, f') K_y. ValueError if the two live on different grids."
     def __init__(
@@ -435,7 +429,7 @@ class OperatorKernel:
         self,
         f: Tensor,  # [B, n, *grid] context
     ) -> Tensor:    # [B]
-        "Bound (2) of each batch element; infinite if the Gram operator is zero. For a k_x that is not PSD: from the spectral radius."
+        "Bound (4) of each batch element; infinite if the Gram operator is zero. For a k_x that is not PSD: from the spectral radius."
         check_fields("f", f, self.grid, lead=2)
         if f.shape[1] < 1: raise ValueError(f"f has shape {tuple(f.shape)}: expected at least one context field")
         return 2 / (spectral_radius(self.gram(f), self.kx.is_psd) * self.ky.symbol().abs().max().to(f))
