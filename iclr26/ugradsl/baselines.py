@@ -6,7 +6,7 @@
 __all__ = ['METHODS', 'Retrain', 'RandomLabel', 'SalUn', 'L1Sparse', 'InfluenceUnlearn', 'BoundaryShrink', 'BoundaryExpand',
            'unlearn']
 
-# %% ../../nbs/ugradsl/baselines.ipynb #8f45ba18
+# %% ../../nbs/ugradsl/baselines.ipynb #46e66a01
 import copy
 import time
 from collections.abc import Callable, Mapping
@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from .unlearning import FineTune, GradientAscent, UGradSL, UGradSLPlus, UnlearnResult, Unlearner, _call, _check_disjoint, _dataset, _fetch, _finite, _seeds, _to
+from .unlearning import FineTune, GradientAscent, UGradSL, UGradSLPlus, UnlearnResult, Unlearner, UnlearningDivergedError, _call, _check_disjoint, _dataset, _fetch, _finite, _Run, _seeds, _to
 
-# %% ../../nbs/ugradsl/baselines.ipynb #b736577b
+# %% ../../nbs/ugradsl/baselines.ipynb #8e8f8ac7
 class Retrain:
     "Train anew on the retained set with your own function."
     def __init__(self, fit_fn: Callable[[Dataset, torch.Generator], nn.Module]):  # (retain, generator) -> trained model
@@ -26,13 +26,14 @@ class Retrain:
 
     def unlearn(self, model: nn.Module, retain: Dataset | None, forget: Dataset | None, *, generator: torch.Generator | int = 0) -> UnlearnResult:
         "The retrained model; `model` is ignored and `forget` never read. ValueError when `retain` is empty."
+        retain, forget = _dataset(retain, "retain"), _dataset(forget, "forget")
         if retain is None or len(retain) == 0: raise ValueError("retain set is empty: Retrain needs it")
         _check_disjoint(retain, forget)
         g, start = torch.Generator().manual_seed(_seeds(generator, 1)[0]), time.perf_counter()
         new = self.fit_fn(retain, g)
         return UnlearnResult(new, [], time.perf_counter() - start, 0)
 
-# %% ../../nbs/ugradsl/baselines.ipynb #a637898c
+# %% ../../nbs/ugradsl/baselines.ipynb #da81d808
 class RandomLabel(Unlearner):
     "Train the forget set on random labels, then the retained set on its own."
     def _losses(self, run, epoch):
@@ -54,6 +55,7 @@ class SalUn(RandomLabel):
 
     def mask(self, model: nn.Module, forget: Dataset) -> dict[str, Tensor]:
         "Bool tensor by parameter name: True for the int(keep * P) weights with the largest absolute sum over batches of the mean gradient (in eval mode). The model is unchanged."
+        forget = _dataset(forget, "forget")
         if forget is None or len(forget) == 0: raise ValueError("forget set is empty: the mask needs its gradient")
         probe = copy.deepcopy(model).eval()
         named = dict(probe.named_parameters())
@@ -105,7 +107,7 @@ class L1Sparse(Unlearner):
             loss = F.cross_entropy(run.logits(x, y), y)
             yield (loss + gamma * sum(p.abs().sum() for p in run.parameters) if gamma else loss), {"gamma": gamma}
 
-# %% ../../nbs/ugradsl/baselines.ipynb #f36df4d6
+# %% ../../nbs/ugradsl/baselines.ipynb #49d72933
 class InfluenceUnlearn(Unlearner):
     "One influence step with WoodFisher's recursion over at most `max_samples` retained gradients (1)."
     def __init__(self, *, scale: float = 1.0, max_samples: int = 1000, **base):
@@ -115,7 +117,6 @@ class InfluenceUnlearn(Unlearner):
 
     def unlearn(self, model, retain, forget, *, generator: torch.Generator | int = 0) -> UnlearnResult:
         "A copy of the model after the step; the same errors as `Unlearner.unlearn`."
-        from iclr26.ugradsl.unlearning import UnlearningDivergedError, _Run
         retain, forget = self._check_data(retain, forget)
         run = _Run(self, model, retain, forget, generator)
         if not self.epochs: return run.result([])
@@ -143,7 +144,7 @@ class InfluenceUnlearn(Unlearner):
         run.steps = 1
         return run.result([{"loss": loss / n_f}])
 
-# %% ../../nbs/ugradsl/baselines.ipynb #a1ffdff1
+# %% ../../nbs/ugradsl/baselines.ipynb #9b3bb5d6
 class BoundaryShrink(Unlearner):
     "Train the forget set on the labels of the nearest wrong region."
     reads_retain = False
@@ -162,7 +163,7 @@ class BoundaryShrink(Unlearner):
             yield F.cross_entropy(run.logits(x, y), self._nearest(run.original, x, y)), {}
 
     def _nearest(self, original, x, y) -> Tensor:
-        if not isinstance(x, Tensor) or not x.is_floating_point(): raise ValueError("BoundaryShrink moves inputs along their gradient: expected one float tensor, not tokens or dicts")
+        if not isinstance(x, Tensor) or not x.is_floating_point(): raise ValueError("BoundaryShrink moves inputs along their gradient: expected one float tensor, not tokens or dicts; RandomLabel and SalUn take those")
         x = x.detach().clone().requires_grad_()
         with torch.enable_grad(): g, = torch.autograd.grad(F.cross_entropy(_call(original, x, self.forward_fn), y), x)
         with torch.no_grad():

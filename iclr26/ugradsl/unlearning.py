@@ -5,10 +5,12 @@
 # %% auto #0
 __all__ = ['UnlearnResult', 'UnlearningDivergedError', 'Unlearner', 'FineTune', 'GradientAscent', 'UGradSL', 'UGradSLPlus']
 
-# %% ../../nbs/ugradsl/unlearning.ipynb #47ce1212
+# %% ../../nbs/ugradsl/unlearning.ipynb #56027eab
+import contextlib
 import copy
 import inspect
 import math
+import numbers
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from .losses import _check_labels, _check_mixing, _forget_term, _mixed, _warm_up, _warn_positive, adaptive_alpha
 
-# %% ../../nbs/ugradsl/unlearning.ipynb #5d5b00c4
+# %% ../../nbs/ugradsl/unlearning.ipynb #257f7ada
 def _fetch(dataset: Dataset, index: Tensor) -> tuple[Any, Tensor]:
     "Model inputs and labels of some samples."
     items = _items(dataset, index)
@@ -41,8 +43,15 @@ def _items(dataset: Dataset, index: Tensor):
     if hasattr(dataset, "fetch"): return dataset.fetch(index)  # a data loader's dataset with its own collating
     if isinstance(dataset, Subset): return _items(dataset.dataset, torch.as_tensor(dataset.indices)[index])
     if isinstance(dataset, TensorDataset): return tuple(t[index] for t in dataset.tensors)
-    if hasattr(dataset, "__getitems__"): return default_collate(dataset.__getitems__(index.tolist()))
-    return default_collate([dataset[i] for i in index.tolist()])
+    if hasattr(dataset, "__getitems__"): return _stack(dataset.__getitems__(index.tolist()))
+    return _stack([dataset[i] for i in index.tolist()])
+
+def _stack(items: list):
+    "Items as one batch of tensors."
+    listed = [k for k, v in items[0].items() if isinstance(v, (list, tuple))] if isinstance(items[0], Mapping) else []
+    if listed: raise ValueError(f"items hold lists under {listed}: expected tensors of one shape; give a DataLoader whose collate_fn pads them and makes tensors")
+    try: return default_collate(items)
+    except (RuntimeError, TypeError) as error: raise ValueError(f"the items of a batch do not fit together ({error}): expected tensors of one shape, or a DataLoader whose collate_fn pads them") from error
 
 def _to(inputs, device):
     if isinstance(inputs, Mapping): return {k: _to(v, device) for k, v in inputs.items()}
@@ -107,31 +116,40 @@ class UnlearningDivergedError(RuntimeError):
         super().__init__(f"loss or gradient is not finite at step {step}: {advice}; .last_good_state holds the weights before it")
         self.step, self.last_good_state = step, last_good_state
 
-# %% ../../nbs/ugradsl/unlearning.ipynb #3cbd7f55
+# %% ../../nbs/ugradsl/unlearning.ipynb #a4e4aefa
 def _seeds(generator: torch.Generator | int, n: int = 3) -> list[int]:
     g = generator if isinstance(generator, torch.Generator) else torch.Generator().manual_seed(int(generator))
     return torch.randint(2**62, (n,), generator=g, device=g.device).tolist()
 
-def _root(dataset: Dataset) -> tuple[Dataset, Tensor] | None:
-    "Underlying dataset and indices of (nested) Subsets; None for anything else."
+def _root(dataset: Dataset) -> tuple[Dataset, Tensor]:
+    "Underlying dataset of (nested) Subsets and loaders, and the indices taken from it."
     if hasattr(dataset, "fetch"): dataset = dataset.dataset
-    if not isinstance(dataset, Subset): return None
-    inner = _root(dataset.dataset)
-    index = torch.as_tensor(dataset.indices)
-    return (dataset.dataset, index) if inner is None else (inner[0], inner[1][index])
+    if not isinstance(dataset, Subset): return dataset, torch.arange(len(dataset))
+    root, index = _root(dataset.dataset)
+    return root, index[torch.as_tensor(dataset.indices, dtype=torch.int64)]
 
 def _check_disjoint(retain: Dataset | None, forget: Dataset | None) -> None:
     if retain is None or forget is None: return
-    if retain is forget and len(forget): raise ValueError(f"retain and forget are the same dataset: they share {len(forget)} samples, expected none")
     a, b = _root(retain), _root(forget)
-    if a is None or b is None or a[0] is not b[0]: return
-    shared = int(torch.isin(a[1].unique(), b[1]).sum())
+    shared = int(torch.isin(a[1].unique(), b[1]).sum()) if a[0] is b[0] else 0
     if shared: raise ValueError(f"retain and forget share {shared} samples: expected none")
 
-def _uses_batch_statistics(model: nn.Module) -> bool:
-    "Whether a sample's output may depend on its batch or the batch leaves traces in buffers (batch norm and its relatives)."
+def _norm_layers(model: nn.Module) -> list[nn.Module]:
+    "Layers by which a sample's output may depend on its batch, or the batch leaves traces in buffers: batch norm and its relatives."
     from torch.nn.modules.batchnorm import _NormBase
-    return any(isinstance(m, _NormBase) for m in model.modules())
+    return [m for m in model.modules() if isinstance(m, _NormBase)]
+
+@contextlib.contextmanager
+def _lone_sample(model: nn.Module):
+    "Norm layers that see one value a channel, which has no statistics of its own, use their running ones."
+    def choose(layer, inputs): layer.training = inputs[0].numel() > inputs[0].shape[1]
+    layers = [m for m in _norm_layers(model) if m.training]
+    hooks = [m.register_forward_pre_hook(choose) for m in layers]
+    try: yield
+    finally:
+        for hook, m in zip(hooks, layers):
+            hook.remove()
+            m.training = True
 
 class _Run:
     "One unlearning call in progress."
@@ -144,7 +162,7 @@ class _Run:
         self.model.train()
         self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         self.retain, self.forget = _Stream(retain, method.batch_size, retain_seed), _Stream(forget, method.batch_size, forget_seed)
-        self.batch_statistics = _uses_batch_statistics(self.model)
+        self.batch_statistics = bool(_norm_layers(self.model))
         self.labels = torch.Generator().manual_seed(self.seed)
         self.inputs = {}  # latest batch of each set
         self.prepare(self.model)
@@ -172,7 +190,8 @@ class _Run:
         return "no step was taken yet, so it is not lr; the data or the model may give NaN or infinity (this batch's inputs and the weights are finite themselves)" if self.steps == 0 else None
 
     def logits(self, x, y: Tensor) -> Tensor:
-        z = _call(self.model, x, self.method.forward_fn)
+        with _lone_sample(self.model) if len(y) == 1 and self.batch_statistics else contextlib.nullcontext():
+            z = _call(self.model, x, self.method.forward_fn)
         _check_labels(y, z.shape[1])
         return z
 
@@ -213,7 +232,7 @@ def _join(a, b):
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.shape[1:] != b.shape[1:] or a.dtype != b.dtype: return None
     return torch.cat([a, b])
 
-# %% ../../nbs/ugradsl/unlearning.ipynb #0b9e51f7
+# %% ../../nbs/ugradsl/unlearning.ipynb #0f455ec2
 class Unlearner:
     "Base of all methods: SGD with the settings of the public unlearning code."
     reads_retain, reads_forget = True, True
@@ -227,9 +246,11 @@ class Unlearner:
                  milestones: Sequence[int] = (91, 136),  # epochs after which lr falls to a tenth
                  max_grad_norm: float | None = None,     # None: no clipping
                  forward_fn: Callable[[nn.Module, Any], Tensor] | None = None):  # (model, inputs) -> logits; None: model(x) or model(**inputs)
-        if epochs < 0: raise ValueError(f"epochs={epochs}: expected 0 or more")
-        if batch_size < 1: raise ValueError(f"batch_size={batch_size}: expected 1 or more")
+        for name, value, least in (("epochs", epochs, 0), ("batch_size", batch_size, 1)):
+            if not isinstance(value, numbers.Integral) or value < least: raise ValueError(f"{name}={value}: expected an integer, {least} or more")
         if not 0 < lr < math.inf: raise ValueError(f"lr={lr}: expected a finite number above 0")
+        for name, value in (("momentum", momentum), ("weight_decay", weight_decay)):
+            if not 0 <= value < math.inf: raise ValueError(f"{name}={value}: expected a finite number, 0 or more")
         if max_grad_norm is not None and not max_grad_norm > 0: raise ValueError(f"max_grad_norm={max_grad_norm}: expected a number above 0 or None")
         self.epochs, self.batch_size, self.lr, self.momentum, self.weight_decay = epochs, batch_size, lr, momentum, weight_decay
         self.milestones, self.max_grad_norm, self.forward_fn = tuple(milestones), max_grad_norm, forward_fn
