@@ -52,11 +52,9 @@ def gls_targets(
     a = torch.as_tensor(alpha, dtype=dtype or torch.get_default_dtype(), device=y.device).reshape(-1, 1)
     return (1 - a) * F.one_hot(y.long(), num_classes).to(a.dtype) + a / num_classes
 
-# %% ../../nbs/ugradsl/losses.ipynb #beb59403
+# %% ../../nbs/ugradsl/losses.ipynb #3aac4a2c
 _FLAGS = {"contract", "afn", "nsz"}          # NaN and infinity stay
 _f = np.float32
-
-# %% ../../nbs/ugradsl/losses.ipynb #fda05f73
 _LANES = 64  # maxima kept side by side: one running maximum would not vectorise
 
 @njit(fastmath=_FLAGS, error_model="numpy", nogil=True, cache=True)

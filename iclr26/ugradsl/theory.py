@@ -5,12 +5,14 @@
 # %% auto #0
 __all__ = ['InfluenceTerms', 'softmax_influence', 'Theorem2', 'theorem2', 'alpha_bounds', 'label_ldp_epsilon']
 
-# %% ../../nbs/ugradsl/theory.ipynb #1a6fc5dd
+# %% ../../nbs/ugradsl/theory.ipynb #f201e46f
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from .losses import _check_labels
 
 # %% ../../nbs/ugradsl/theory.ipynb #96cb96d5
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def _fit_softmax(X: Tensor, Y: Tensor, ridge: float, weight: Tensor, theta: Tens
         theta = theta - scale * step
     return theta
 
-# %% ../../nbs/ugradsl/theory.ipynb #604225a8
+# %% ../../nbs/ugradsl/theory.ipynb #771e3829
 def softmax_influence(
     X: Tensor,        # (n, d) inputs; append a column of ones for a bias
     y: Tensor,        # (n,) int labels
@@ -73,11 +75,6 @@ def softmax_influence(
     delta_r, delta_f, delta_n = solve(H_r, g_f), solve(H_tr, g_f), solve(H_tr, g_n)
     return InfluenceTerms(theta, delta_r, delta_f, delta_n, delta_r - delta_f, delta_n - delta_f)
 
-def _check_labels(y: Tensor, num_classes: int) -> None:
-    if num_classes < 2: raise ValueError(f"num_classes={num_classes}: expected 2 or more")
-    if y.is_floating_point() or y.dtype == torch.bool: raise ValueError(f"labels of type {y.dtype}: expected integers")
-    if y.numel() and (int(y.min()) < 0 or int(y.max()) >= num_classes): raise ValueError(f"labels from {int(y.min())} to {int(y.max())}: expected 0 to {num_classes - 1}")
-
 # %% ../../nbs/ugradsl/theory.ipynb #ed13a85c
 @dataclass(frozen=True)
 class Theorem2:
@@ -101,13 +98,13 @@ def theorem2(
     if inner >= 0: return Theorem2(inner, None, norm_v, norm_v)
     return Theorem2(inner, num_classes / (num_classes - 1) * inner / uu, norm_v, float((v - inner / uu * u).norm()))
 
-# %% ../../nbs/ugradsl/theory.ipynb #0ff059be
+# %% ../../nbs/ugradsl/theory.ipynb #61068148
 def alpha_bounds(
     num_classes: int,  # K >= 2
     gamma1: float,     # weight with which the sample was learned
     gamma2: float,     # weight with which it is unlearned, 0 < gamma2 < gamma1
 ) -> tuple[float, float]:  # open interval (lower, 0.0)
-    "The alphas for which the optimum of the weighted loss exists (13). ValueError for K < 2, gamma2 <= 0 or gamma1 <= gamma2."
+    "The alphas for which the optimum of the weighted loss exists (14). ValueError for K < 2, gamma2 <= 0 or gamma1 <= gamma2."
     if num_classes < 2: raise ValueError(f"num_classes={num_classes}: expected 2 or more")
     if not (0 < gamma2 < gamma1 < math.inf): raise ValueError(f"gamma1={gamma1}, gamma2={gamma2}: expected 0 < gamma2 < gamma1; then alpha lies in ((1 - gamma1/gamma2) K/(K-1), 0)")
     return (1 - gamma1 / gamma2) * num_classes / (num_classes - 1), 0.0
@@ -117,7 +114,7 @@ def label_ldp_epsilon(
     gamma1: float,     # weight of learning
     gamma2: float,     # weight of unlearning, 0 < gamma2 < gamma1
     alpha: float,      # smoothing, inside `alpha_bounds`
-) -> float:  # epsilon = |log r| of (12)
+) -> float:  # epsilon = |log r| of (13)
     "Label-privacy parameter at the optimum over free logits. ValueError prints the interval when alpha lies outside it."
     low, high = alpha_bounds(num_classes, gamma1, gamma2)
     if not low < alpha < high: raise ValueError(f"alpha={alpha}: expected a value in ({low:.6g}, {high:g})")
