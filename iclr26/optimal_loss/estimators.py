@@ -21,16 +21,17 @@ from ..lab.paths import write_atomic
 from .posterior import as_rows, check_weights
 from .processes import Process, process_scale
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #741a165c
+# %% ../../nbs/optimal_loss/estimators.ipynb #6c517117
 @functools.cache
-def _weigh():
-    "Compiled pass over one level: weights w = exp(logit - top) and their sums, for float32 on the CPU."
+def _passes():
+    "Compiled passes over one level, for float32 on the CPU: weights w = exp(logit - top) with their sums and the number above tiny; the weighted sum of the candidates with such weights."
     from numba import njit
     from iclr26.blocks.vector_math import exp32
     f32 = np.float32
 
     @njit(fastmath={"contract", "reassoc", "nsz", "arcp"}, nogil=True, cache=True)
-    def weigh(D, G, bias, half_snr, inverse, track, top, shrink, w, z, zD, column):
+    def weigh(D, G, bias, half_snr, inverse, track, tiny, top, shrink, w, z, zD, column):
+        n = 0
         for m in range(len(D)):
             level = top[m]
             for l in range(D.shape[1]): w[m, l] = -(D[m, l] * half_snr + G[m, l] * inverse)
@@ -41,16 +42,26 @@ def _weigh():
                 if level == -np.inf: level = f32(0)
                 shrink[m] = exp32(top[m] - level)
                 z[m] *= shrink[m]; zD[m] *= shrink[m]; top[m] = level
-            total, moment = f32(0), f32(0)
+            total, moment, above = f32(0), f32(0), f32(0)
             for l in range(D.shape[1]):
                 v = exp32(w[m, l] - level)
                 w[m, l] = v
                 total += v; moment += v * D[m, l]
+                above += f32(1) if v > tiny else f32(0)
                 column[l] = max(column[l], v)
-            z[m] += total; zD[m] += moment
-    return weigh
+            z[m] += total; zD[m] += moment; n += int(above)
+        return n
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #f9d84b5d
+    @njit(fastmath={"contract"}, nogil=True, cache=True)
+    def mix(w, rows, tiny, zx):
+        for m in range(len(w)):
+            for l in range(len(rows)):
+                v = w[m, l]
+                if v > tiny:
+                    for j in range(rows.shape[1]): zx[m, j] += v * rows[l, j]
+    return weigh, mix
+
+# %% ../../nbs/optimal_loss/estimators.ipynb #e8107e36
 _FAR = 1e30             # distance of a candidate that is none: weight exactly 0, and 0 * _FAR = 0
 
 class _Moments:
@@ -91,19 +102,19 @@ class _Moments:
         for k, sigma in enumerate(self.sigmas):
             s = nearest / sigma
             if self.C < math.inf and s > slope and slope * s - s * s / 2 + extra < -self.dead - max(0.0, math.log(self.C)): continue
-            w, column = level(k, sigma)
-            if self.zx is not None: self._add_mean(k, w, column, rows)
+            w, column, n = level(k, sigma)
+            if self.zx is not None and n > 0: self._add_mean(k, w, column, n, rows)
 
     def _fused_level(self, D, G, bias):
-        "A function (k, sigma) -> (weights [b,n], largest weight of each column [n]) that adds to z and zD, in one pass."
+        "A function (k, sigma) -> (weights [b,n], largest weight of each column [n], number of weights above tiny) that adds to z and zD, in one pass."
         w, column, shrink = torch.empty_like(D), torch.empty(D.shape[1]), torch.ones(len(D))
         D, G, bias = D.contiguous().numpy(), G.contiguous().numpy(), np.empty((0, 0), np.float32) if bias is None else bias.clamp_min(-_FAR).contiguous().numpy()
-        arrays, weigh = (shrink.numpy(), w.numpy()), _weigh()
+        arrays, weigh, tiny = (shrink.numpy(), w.numpy()), _passes()[0], np.float32(self.tiny)
         def level(k, sigma):
             column.zero_()
-            weigh(D, G, bias, np.float32(.5 / sigma ** 2), np.float32(1 / sigma), self.track, self.top[k].numpy(), *arrays, self.z[k].numpy(), self.zD[k].numpy(), column.numpy())
+            n = weigh(D, G, bias, np.float32(.5 / sigma ** 2), np.float32(1 / sigma), self.track, tiny, self.top[k].numpy(), *arrays, self.z[k].numpy(), self.zD[k].numpy(), column.numpy())
             if self.track and self.zx is not None: self.zx[k] *= shrink[:, None]
-            return w, column
+            return w, column, n
         return level
 
     def _torch_level(self, D, G, bias):
@@ -115,7 +126,7 @@ class _Moments:
             w.exp_()
             self.z[k] += w.sum(1)
             self.zD[k] += torch.linalg.vecdot(w, D)
-            return w, w.amax(0)
+            return w, w.amax(0), w.numel()
         return level
 
     def _rescale(self, k, logits):
@@ -127,14 +138,12 @@ class _Moments:
         self.top[k] = top
         logits.sub_(level[:, None])
 
-    def _add_mean(self, k, w, column, rows):
+    def _add_mean(self, k, w, column, n, rows):
+        "Add w @ rows; n weights are above tiny."
         if rows.ndim == 3: self.zx[k] += torch.bmm(w[:, None], rows)[:, 0]; return
-        live = column > self.tiny
-        n = int(live.sum())
-        if n == 0: return
-        if n < .7 * len(live):
-            at = live.nonzero()[:, 0]
-            w, rows = w.index_select(1, at), rows.index_select(0, at)
+        live = (column > self.tiny).nonzero()[:, 0]
+        if n < len(w) * len(live) / 8: return _passes()[1](w.numpy(), rows.contiguous().numpy(), np.float32(self.tiny), self.zx[k].numpy())
+        if len(live) < .7 * len(column): w, rows = w.index_select(1, live), rows.index_select(0, live)
         self.zx[k].addmm_(w, rows)
 
     def total(self, k):
@@ -234,20 +243,25 @@ def memory_map(
     if entry["dtype"] not in dtypes: raise ValueError(f"key={key!r} has dtype {entry['dtype']}: expected one of {', '.join(dtypes)}")
     return np.memmap(path, dtypes[entry["dtype"]], "r", offset=8 + size + entry["data_offsets"][0], shape=tuple(entry["shape"]))
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #f9fb7c5d
+# %% ../../nbs/optimal_loss/estimators.ipynb #03c62712
 class _Rows:
     "Points that can be fetched by index. `array` is a tensor or a NumPy array, possibly a memory map."
+    columns = None          # LongTensor: the coordinates that are fetched; None: all
     def __init__(self, array):
         self.array, self.n = array, len(array)
-        self.d = math.prod(array.shape[1:])
+        self.d = self.width = math.prod(array.shape[1:])
 
-    def gather(self, index): 
-        if isinstance(self.array, torch.Tensor): return self.array[index.to(self.array.device)].detach().reshape(len(index), -1)
-        return torch.from_numpy(np.asarray(self.array[index.cpu().numpy()])).reshape(len(index), -1)
+    def keep(self, columns): self.columns, self.d = columns, len(columns)
+
+    def cut(self, rows): return rows if self.columns is None else rows.index_select(1, self.columns.to(rows.device))
+
+    def gather(self, index):
+        if isinstance(self.array, torch.Tensor): return self.cut(self.array[index.to(self.array.device)].detach().reshape(len(index), -1))
+        return self.cut(torch.from_numpy(np.asarray(self.array[index.cpu().numpy()])).reshape(len(index), -1))
 
     def part(self, i, j):
         rows = self.array[i:j]
-        return (rows if isinstance(rows, torch.Tensor) else torch.from_numpy(np.array(rows))).detach().reshape(len(rows), -1)
+        return self.cut((rows if isinstance(rows, torch.Tensor) else torch.from_numpy(np.array(rows))).detach().reshape(len(rows), -1))
 
     def draw(self, size, generator):
         "Indices of `size` different points."
@@ -258,20 +272,21 @@ class _Rows:
 
 class _Selection(_Rows):
     "Some points of another _Rows."
-    def __init__(self, rows, index): self.rows, self.index, self.n, self.d = rows, index, len(index), rows.d
+    def __init__(self, rows, index): self.rows, self.index, self.n, self.d, self.width, self.columns = rows, index, len(index), rows.d, rows.width, rows.columns
     def gather(self, index): return self.rows.gather(self.index[index])
     def part(self, i, j): return self.rows.gather(self.index[i:j])
 
 class _Held(_Rows):
     "The points that a second pass over a loader has kept: sources, and disjoint groups of candidates."
     def __init__(self, n, index, rows, sources, groups):
-        self.n, self.d, self.index, self.rows, self.sources, self.groups, self.turn = n, rows.shape[1], index, rows, sources, groups, 0
+        self.n, self.index, self.rows, self.sources, self.groups, self.turn = n, index, rows, sources, groups, 0
+        self.d = self.width = rows.shape[1]
     def gather(self, index): return self.rows[torch.searchsorted(self.index, index)]
     def draw(self, size, generator):
         self.turn += 1
         return self.groups[self.turn % len(self.groups)][:size]
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #8a2c8c53
+# %% ../../nbs/optimal_loss/estimators.ipynb #bc270fd6
 def _batches(data):
     "Batches [b,d] of a loader, or blocks of points of a map-style Dataset."
     def flat(item, point):
@@ -298,12 +313,12 @@ def _is_points(data) -> bool:
 
 @functools.cache
 def _summarise():
-    "Compiled summary of a block of points: weighted mass, norm, mean and spread about it, and a key for each point."
+    "Compiled summary of a block of points: weighted mass, norm, mean and spread about it, a key for each point, and the coordinates that differ from `first` somewhere."
     from numba import njit
     low = np.uint64(0xffffffff)
 
     @njit(fastmath={"contract", "reassoc", "nsz"}, nogil=True, cache=True)
-    def summarise(x, w, factors, mean, keys):
+    def summarise(x, w, factors, first, mean, keys, varies):
         n, d = x.shape
         mean[:] = 0.0
         mass = norm = spread = unweighted = 0.0
@@ -313,6 +328,7 @@ def _summarise():
                 v = np.float64(x[i, j])
                 square += v * v
                 mean[j] += w[i] * v
+                varies[j] |= v != first[j]
                 bits = np.uint64(0) if v == 0.0 else v.view(np.uint64)        # -0 equals 0
                 key += (bits & low) * factors[0, j] + (bits >> np.uint64(32)) * factors[1, j]    # modulo 2^64: equal points, equal keys
             keys[i] = key
@@ -329,19 +345,22 @@ def _summarise():
     return summarise
 
 class _Scan:
-    "One pass: number of points, weighted mean norm, trace of the covariance, number of distinct points."
+    "One pass: number of points, weighted mean norm, trace of the covariance, number of distinct points, coordinates that vary."
     def __init__(self, weights=None):
         self.weights, self.n, self.mass, self.norm, self.mean, self.spread, self.keys = weights, 0, 0.0, 0.0, None, 0.0, []
 
     def add(self, rows):
         x = rows.to("cpu", torch.float64 if rows.dtype == torch.float64 else torch.float32).contiguous()
         n, d = x.shape
-        if self.mean is None: self.mean, self.factors = np.zeros(d), np.random.default_rng(20).integers(0, 2 ** 64, (2, d), dtype=np.uint64) | np.uint64(1)
+        if n == 0: return self
+        if self.mean is None:
+            self.mean, self.first, self.varies = np.zeros(d), x[0].double().numpy(), np.zeros(d, bool)
+            self.factors = np.random.default_rng(20).integers(0, 2 ** 64, (2, d), dtype=np.uint64) | np.uint64(1)
         if d != len(self.mean): raise ValueError(f"data: a point has {d} coordinates, those before have {len(self.mean)}")
         w = torch.ones(n, dtype=torch.float64) if self.weights is None else self.weights[self.n:self.n + n]
         if len(w) != n: raise ValueError(f"weights has {len(self.weights)} values, data have at least {self.n + n} points: expected equal lengths")
         mean, keys = np.empty(d), np.empty(n, np.uint64)
-        mass, norm, spread, finite = _summarise()(x.numpy(), w.numpy(), self.factors, mean, keys)
+        mass, norm, spread, finite = _summarise()(x.numpy(), w.numpy(), self.factors, self.first, mean, keys, self.varies)
         if not finite and not torch.isfinite(x).all(): raise ValueError(f"data: expected finite values, got NaN or infinity among points {self.n} to {self.n + n - 1}")
         if mass > 0:
             step, share = mean - self.mean, mass / (mass + self.mass)
@@ -610,18 +629,18 @@ def _nearest(plan, rows, x, index, part):
         best = values.gather(1, keep), ids.gather(1, keep)
     return best[1]
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #fc718f44
+# %% ../../nbs/optimal_loss/estimators.ipynb #e5379328
 def _run(plan, rows, weights, generator):
     "Means [K] of all forms, standard error of the chosen one."
     batch, part = plan.sizes(rows.n, rows.d)
-    draws, noise = _spawn(generator), _Noise(generator, rows.d, plan.dtype)
+    draws, noise = _spawn(generator), _Noise(generator, rows.width, plan.dtype)
     subsets = _spawn(draws)
     names = [plan.form] + (["a_minus_b", "mse"] if plan.method == "snis" else [])
     K, sums, squares, means, counts = len(plan.sigmas), {}, torch.zeros(len(plan.sigmas), dtype=torch.float64), [], []
     sources = lambda: rows.sources if isinstance(rows, _Held) else draw_sources(rows.n, plan.M, draws, plan.stratified, weights)
     jobs = [index for _ in range(plan.repeats) for index in sources().split(batch)]
     for index in _track(jobs, plan.progress):
-        x, e = rows.gather(index).to(plan.device, plan.dtype), noise.take(len(index)).to(plan.device)
+        x, e = rows.gather(index).to(plan.device, plan.dtype), rows.cut(noise.take(len(index))).to(plan.device)
         moments = _candidates(plan, rows, index, x, e, weights, subsets, part)
         totals = {name: torch.zeros(K, dtype=torch.float64) for name in names}
         for k in range(K):
@@ -679,7 +698,7 @@ def _hold(data, n, sources, L, room, generator, row_bytes):
     if at != n: raise ValueError(f"data: the second pass gave {at} points, the first {n}; expected a fixed data set")
     return _Held(n, wanted, torch.cat(kept), sources, list(pool.split(L)))
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #60d3dce9
+# %% ../../nbs/optimal_loss/estimators.ipynb #b4b290b4
 def optimal_loss(
     data,                     # floating Tensor or ndarray [N,...], memory map, map-style Dataset of points, or re-iterable of batches
     sigmas,                   # [K] VE noise levels in data units, strictly increasing
@@ -741,9 +760,12 @@ def optimal_loss(
         note = {"candidate_groups": len(rows.groups)}
     else:
         scan = _Scan(w)
-        for chunk in rows.parts(max(1, min(4096, max_bytes // (64 * rows.d)))): scan.add(chunk)
+        d = rows.d
+        for chunk in rows.parts(max(1, min(4096, max_bytes // (64 * d)))): scan.add(chunk)
         A, trace, distinct = scan.result()
         _check_range(A, trace, dtype)
+        live = -(-int(scan.varies.sum()) // 16) * 16               # a multiple of 16, for the products
+        if 0 < live < .9 * d: rows.keep(torch.from_numpy(np.sort(np.argsort(~scan.varies, kind="stable")[:live])))
     if labels is not None:
         def plan_of(size, share):
             L = max(2, min(size, round(plan.L * size / n)))
@@ -754,7 +776,6 @@ def optimal_loss(
     else: value, stderr, used = _run(plan, rows, w, generator)
     v, ends = value[plan.form], {}
     if plan.method == "snis": ends = {"lo": value["a_minus_b"], "hi": value["mse"]}
-    d = rows.d
     meta = {"M": plan.M, "repeats": plan.repeats, "L": plan.L if plan.method != "full" else n, "C": plan.C if plan.C < math.inf else None, "seed": generator.initial_seed(), "batch": used,
             "conditional": labels is not None, "dtype": str(dtype), **note}
     return OptimalLossCurve(sigma=plan.sigmas, value=v, stderr=stderr, **ends, A=A, tr_cov=trace, method=plan.method, form=plan.form, n=n, n_distinct=distinct, dim=d, meta=meta)
