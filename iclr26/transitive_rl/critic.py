@@ -7,9 +7,10 @@ __all__ = ['transitive_targets', 'expectile_bce', 'expectile', 'distance_weight'
            'gelu_norm', 'EnsembleMLP', 'TransitiveCritic', 'GaussianActor', 'gaussian_log_prob', 'CategoricalActor',
            'FlowActor']
 
-# %% ../../nbs/transitive_rl/critic.ipynb #49158296
+# %% ../../nbs/transitive_rl/critic.ipynb #55681ac1
 import math
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from numbers import Integral, Real
 
 import numpy as np
@@ -167,75 +168,90 @@ def euler_flow(
     for step in range(_size("steps", steps)): x = x + velocity(x, step / steps) / steps
     return x
 
-# %% ../../nbs/transitive_rl/critic.ipynb #c6d584cf
+# %% ../../nbs/transitive_rl/critic.ipynb #c56e0625
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
 _A, _B, _ONE = np.float32(2 * math.sqrt(2 / math.pi)), np.float32(.044715), np.float32(1)
 
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
-def _gate(x):
+def _gate(v):
     "sigma(2u) of (5), float32."
-    return _ONE / (_ONE + exp32(-_A * (x + _B * x * x * x)))
+    return _ONE / (_ONE + exp32(-_A * (v + _B * v * v * v)))
 
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
-def _forward(x, eps, out, rstd):
-    rows, width = x.shape
-    for r in range(rows):
-        total = np.float32(0)
-        for c in range(width):
-            h = x[r, c] * _gate(x[r, c])
-            out[r, c] = h
-            total += h
-        mean, square = total / np.float32(width), np.float32(0)
-        for c in range(width):
-            d = out[r, c] - mean
-            square += d * d
-        scale = _ONE / np.sqrt(square / np.float32(width) + eps)
-        rstd[r] = scale
-        for c in range(width): out[r, c] = (out[r, c] - mean) * scale
+def _forward(x, bias, scale, shift, eps, y, stats):
+    members, rows, width = x.shape
+    for e in range(members):
+        for i in range(rows):
+            total, square = np.float32(0), np.float32(0)
+            for c in range(width):
+                v = x[e, i, c] + bias[e, c]
+                h = v * _gate(v)
+                y[e, i, c] = h
+                total += h
+            mean = total / np.float32(width)
+            for c in range(width):
+                d = y[e, i, c] - mean
+                square += d * d
+            r = _ONE / np.sqrt(square / np.float32(width) + eps)
+            stats[e, i, 0], stats[e, i, 1] = mean, r
+            for c in range(width): y[e, i, c] = (y[e, i, c] - mean) * r * scale[e, c] + shift[e, c]
 
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
-def _backward(g, x, xhat, rstd, dx):
-    rows, width = x.shape
+def _backward(dy, x, bias, scale, stats, dx, dbias, dscale, dshift):
+    members, rows, width = x.shape
     three = np.float32(3)
-    for r in range(rows):
-        a, b = np.float32(0), np.float32(0)
-        for c in range(width):
-            a += g[r, c]
-            b += g[r, c] * xhat[r, c]
-        a, b = a / np.float32(width), b / np.float32(width)
-        for c in range(width):
-            v = x[r, c]
-            s = _gate(v)
-            dx[r, c] = rstd[r] * (g[r, c] - a - xhat[r, c] * b) * (s + v * s * (_ONE - s) * _A * (_ONE + three * _B * v * v))
+    xhat, slope = np.empty(width, np.float32), np.empty(width, np.float32)
+    for e in range(members):
+        for i in range(rows):
+            mean, r, a, b = stats[e, i, 0], stats[e, i, 1], np.float32(0), np.float32(0)
+            for c in range(width):
+                v = x[e, i, c] + bias[e, c]
+                s = _gate(v)
+                slope[c] = s + v * s * (_ONE - s) * _A * (_ONE + three * _B * v * v)
+                xhat[c] = (v * s - mean) * r
+            for c in range(width):
+                q = dy[e, i, c]
+                dshift[e, c] += q
+                dscale[e, c] += q * xhat[c]
+                q *= scale[e, c]
+                a += q
+                b += q * xhat[c]
+            a, b = a / np.float32(width), b / np.float32(width)
+            for c in range(width): dx[e, i, c] = r * (dy[e, i, c] * scale[e, c] - a - xhat[c] * b) * slope[c]
+            for c in range(width): dbias[e, c] += dx[e, i, c]
 
-# %% ../../nbs/transitive_rl/critic.ipynb #84694e3c
+# %% ../../nbs/transitive_rl/critic.ipynb #1f6d8285
 class _GeluNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, eps: float) -> Tensor:
-        out, rstd = torch.empty_like(x), x.new_empty(x.numel() // x.shape[-1])
-        _forward(_matrix(x), np.float32(eps), _matrix(out), rstd.numpy())
-        ctx.save_for_backward(x, out, rstd)
-        return out
+    def forward(ctx, x: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
+        y, stats = torch.empty_like(x), x.new_empty(*x.shape[:2], 2)
+        _forward(x.numpy(), _rows(bias), _rows(scale), _rows(shift), np.float32(eps), y.numpy(), stats.numpy())
+        ctx.save_for_backward(x, bias, scale, stats)
+        return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):
-        x, out, rstd = ctx.saved_tensors
-        dx = torch.empty_like(x)
-        _backward(_matrix(grad.contiguous()), _matrix(x), _matrix(out), rstd.numpy(), _matrix(dx))
-        return dx, None
+    def backward(ctx, dy: Tensor):
+        x, bias, scale, stats = ctx.saved_tensors
+        dx, dparameters = torch.empty_like(x), bias.new_zeros(3, *bias.shape)
+        _backward(dy.contiguous().numpy(), x.numpy(), _rows(bias), _rows(scale), stats.numpy(), dx.numpy(), *map(_rows, dparameters))
+        return dx, *dparameters, None
 
-def _matrix(x: Tensor) -> np.ndarray: return x.detach().view(-1, x.shape[-1]).numpy()
+def _rows(x: Tensor) -> np.ndarray: return x.detach().view(len(x), -1).numpy()
 
 def gelu_norm(
-    x: Tensor,            # (..., H)
+    x: Tensor,            # (E,B,H)
+    bias: Tensor,         # (E,1,H), added to x
+    scale: Tensor,        # (E,1,H) of the LayerNorm
+    shift: Tensor,        # (E,1,H) of the LayerNorm
     eps: float = 1e-6,
-) -> Tensor:
-    "LayerNorm (no scale, no shift) of GELU (tanh form) of x."
-    if x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous() and x.numel() and torch.get_num_threads() == 1: return _GeluNorm.apply(x, eps)
-    return F.layer_norm(F.gelu(x, approximate="tanh"), x.shape[-1:], eps=eps)
+) -> Tensor:              # (E,B,H)
+    "LayerNorm(GELU(x + bias)) of every member (5)."
+    tensors = (x, bias, scale, shift)
+    if torch.get_num_threads() == 1 and x.numel() and all(t.device.type == "cpu" and t.dtype == torch.float32 and t.is_contiguous() for t in tensors): return _GeluNorm.apply(*tensors, eps)
+    return F.layer_norm(F.gelu(x + bias, approximate="tanh"), x.shape[-1:], eps=eps) * scale + shift
 
-# %% ../../nbs/transitive_rl/critic.ipynb #03f76a58
+# %% ../../nbs/transitive_rl/critic.ipynb #f7e3ebb6
 class EnsembleMLP(nn.Module):
     "Independent multilayer perceptrons with one batched forward pass."
     def __init__(self,
@@ -253,12 +269,11 @@ class EnsembleMLP(nn.Module):
         self.in_dim, self.n_members, self.layer_norm = in_dim, _size("n_members", n_members), bool(layer_norm)
         self.weights = nn.ParameterList(_xavier(n_members, a, b, generator) for a, b in zip(sizes, sizes[1:]))
         self.biases = nn.ParameterList(torch.zeros(n_members, 1, b) for b in sizes[1:])
-        self.scales = nn.ParameterList(torch.ones(n_members, h, 1) for h in sizes[1:-1] if layer_norm)
-        self.shifts = nn.ParameterList(torch.zeros(n_members, 1, h) for h in sizes[1:-1] if layer_norm)
+        widths = sizes[1:-1] if layer_norm else []
+        self.scales = nn.ParameterList(torch.ones(n_members, 1, h) for h in widths)
+        self.shifts = nn.ParameterList(torch.zeros(n_members, 1, h) for h in widths)
         with torch.no_grad(): self.weights[-1].mul_(head_scale)
-        none = [None] * len(self.weights)
-        before = ([None, *self.scales], [None, *self.shifts]) if layer_norm else (none, none)   # of the LayerNorm in front of each linear layer
-        self._layers = tuple(zip(self.weights, self.biases, *before))                           # looking them up in the lists costs as much as a small product
+        self._layers = tuple(zip_longest(self.weights, self.biases, self.scales, self.shifts))   # looking them up in the lists costs as much as a small product
 
     def forward(self,
         x: Tensor,               # (B,in_dim), the same for all members, or (E,B,in_dim)
@@ -267,13 +282,16 @@ class EnsembleMLP(nn.Module):
     ) -> Tensor:                 # (E,B,out_dim)
         if x.ndim not in (2, 3) or x.shape[-1] != self.in_dim or x.ndim == 3 and len(x) != self.n_members:
             raise ValueError(f"x has shape {tuple(x.shape)}: expected (B, {self.in_dim}) or ({self.n_members}, B, {self.in_dim})")
+        if not torch.is_grad_enabled() and x.device.type == "cpu" and x.shape[-2] > _BLOCK: return torch.cat([self(rows) for rows in x.split(_BLOCK, -2)], 1)
         x = x if x.ndim == 3 else x.expand(self.n_members, *x.shape)
-        for layer, parameters in enumerate(self._layers):
-            weight, bias, scale, shift = (p if p is None or not frozen else p.detach() for p in parameters)
-            if layer: x = gelu_norm(x) if self.layer_norm else F.gelu(x, approximate="tanh")
-            if scale is not None: weight, bias = weight * scale, torch.baddbmm(bias, shift, weight)
-            x = torch.baddbmm(bias, x, weight)
-        return x
+        *hidden, last = self._layers if not frozen else [[None if p is None else p.detach() for p in layer] for layer in self._layers]
+        for weight, bias, scale, shift in hidden:
+            x = torch.bmm(x, weight)
+            x = gelu_norm(x, bias, scale, shift) if self.layer_norm else F.gelu(x + bias, approximate="tanh")
+        weight, bias, *_ = last
+        return torch.baddbmm(bias, x, weight) if weight.shape[-1] > 1 else (x * weight.transpose(1, 2)).sum(-1, keepdim=True) + bias
+
+_BLOCK = 512   # rows
 
 def _xavier(members: int, fan_in: int, fan_out: int, generator: torch.Generator | None) -> Tensor:
     "Uniform with variance 2/(fan_in+fan_out)."

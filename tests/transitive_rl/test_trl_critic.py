@@ -199,46 +199,59 @@ def test_euler_flow():
     with pytest.raises(ValueError, match="steps=0"): euler_flow(lambda x, t: x, torch.ones(1), steps=0)
 
 
-# GELU and LayerNorm ------------------------------------------------------------------------------------------------------
+# bias, GELU and LayerNorm ------------------------------------------------------------------------------------------------
+def norm_inputs(members, rows, width, scale=1., seed=0, dtype=torch.float32):
+    "x, bias, scale, shift."
+    g = gen(seed)
+    return [(k * torch.randn(members, n, width, generator=g, dtype=dtype)).requires_grad_() for n, k in ((rows, scale), (1, scale), (1, 1), (1, 1))]
+
+
+def norm_reference(x, bias, scale, shift): return F.layer_norm(F.gelu(x + bias, approximate="tanh"), x.shape[-1:], eps=1e-6) * scale + shift
+
+
+def against_reference(inputs, seed):
+    "Outputs and gradients of all inputs, ours and in float64."
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    weight = torch.randn(inputs[0].shape, generator=gen(seed))
+    return [(y, torch.autograd.grad(y, x, weight.to(y.dtype))) for y, x in ((gelu_norm(*inputs), inputs), (norm_reference(*exact), exact))]
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 9), st.integers(12, 70), st.sampled_from([.01, 1., 30.]), st.integers(0, 999))
-def test_gelu_norm_and_gradient(members, rows, width, scale, seed):
-    x = (scale * torch.randn(members, rows, width, generator=gen(seed))).requires_grad_()
-    exact = x.detach().double().requires_grad_()
-    reference = F.layer_norm(F.gelu(exact, approximate="tanh"), (width,), eps=1e-6)
-    g = torch.randn(x.shape, generator=gen(seed + 1))
-    ours, = torch.autograd.grad(gelu_norm(x), x, g)
-    theirs, = torch.autograd.grad(reference, exact, g.double())
-    assert torch.allclose(gelu_norm(x).double(), reference, atol=1e-4)
-    assert float((ours - theirs).abs().max()) <= 2e-3 * float(theirs.abs().max()) + 1e-6
+def test_gelu_norm_and_gradients(members, rows, width, scale, seed):
+    (ours, mine), (exact, theirs) = against_reference(norm_inputs(members, rows, width, scale, seed), seed + 1)
+    assert torch.allclose(ours.double(), exact, atol=3e-4)
+    for a, b in zip(mine, theirs): assert a.shape == b.shape and float((a - b).abs().max()) <= 2e-3 * float(b.abs().max()) + 1e-6
 
 
 def test_gelu_norm_tight_at_real_widths():
-    x = (2 * torch.randn(64, 128, generator=gen())).requires_grad_()
-    exact = F.layer_norm(F.gelu(x.double(), approximate="tanh"), (128,), eps=1e-6)
-    g = torch.randn(64, 128, generator=gen(1))
-    assert torch.allclose(gelu_norm(x).double(), exact, atol=2e-6)
-    assert torch.allclose(torch.autograd.grad(gelu_norm(x), x, g)[0], torch.autograd.grad(exact, x, g.double())[0], atol=2e-6)
+    (ours, mine), (exact, theirs) = against_reference(norm_inputs(2, 64, 128, 2.), 1)
+    assert torch.allclose(ours.double(), exact, atol=5e-6)
+    for a, b in zip(mine, theirs): assert torch.allclose(a.double(), b, rtol=1e-5, atol=2e-5)
 
 
 def test_gelu_norm_other_paths():
-    x = torch.randn(5, 8, generator=gen(), dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(gelu_norm, x) and torch.autograd.gradgradcheck(gelu_norm, x)
-    strided = torch.randn(8, 5, generator=gen()).T
-    assert torch.allclose(gelu_norm(strided), gelu_norm(strided.contiguous()), atol=1e-6)
-    assert gelu_norm(torch.zeros(0, 8)).shape == (0, 8)
-    x = torch.randn(6, 8, generator=gen())
-    one = gelu_norm(x)
+    inputs = norm_inputs(2, 5, 8, dtype=torch.float64)
+    assert torch.autograd.gradcheck(gelu_norm, inputs) and torch.autograd.gradgradcheck(gelu_norm, inputs)
+    x, *rest = norm_inputs(2, 5, 8)
+    strided = x.detach().transpose(1, 2).contiguous().transpose(1, 2)
+    assert not strided.is_contiguous() and torch.allclose(gelu_norm(strided, *rest), gelu_norm(x, *rest), atol=1e-6)
+    assert gelu_norm(torch.zeros(2, 0, 8), *rest).shape == (2, 0, 8)
+    one = gelu_norm(x, *rest)
     torch.set_num_threads(2)
-    try: assert torch.allclose(gelu_norm(x), one, atol=1e-6)
+    try: assert torch.allclose(gelu_norm(x, *rest), one, atol=1e-6)
     finally: torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_gelu_norm_shows_bad_numbers(bad):
-    x = torch.ones(2, 40)
-    x[1, 7] = bad
-    assert torch.isfinite(gelu_norm(x)[0]).all() and not torch.isfinite(gelu_norm(x)[1]).all()
+@pytest.mark.parametrize("where", range(4))
+def test_gelu_norm_shows_bad_numbers(bad, where):
+    inputs = [t.detach() for t in norm_inputs(2, 3, 40)]
+    before = [t.clone() for t in inputs]
+    inputs[where][1, 0, 7] = bad
+    y = gelu_norm(*inputs)
+    assert torch.isfinite(y[0]).all() and not torch.isfinite(y[1, 0]).all()
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(inputs, before))   # arguments are not written to
 
 
 # ensembles ---------------------------------------------------------------------------------------------------------------
@@ -251,7 +264,7 @@ def plain(net: EnsembleMLP, e: int) -> nn.Sequential:
         layers.append(nn.GELU(approximate="tanh"))
         if net.layer_norm:
             layers.append(nn.LayerNorm(w.shape[2], eps=1e-6))
-            layers[-1].weight.data, layers[-1].bias.data = net.scales[l][e, :, 0].detach().clone(), net.shifts[l][e, 0].detach().clone()
+            layers[-1].weight.data, layers[-1].bias.data = net.scales[l][e, 0].detach().clone(), net.shifts[l][e, 0].detach().clone()
     return nn.Sequential(*layers)
 
 
@@ -277,7 +290,18 @@ def test_ensemble_is_its_members(members, hidden, layer_norm):
         for l, layer in enumerate(linear):
             assert torch.allclose(net.weights[l].grad[e].T, layer.weight.grad, rtol=1e-3, atol=1e-3) and torch.allclose(net.biases[l].grad[e, 0], layer.bias.grad, rtol=1e-3, atol=1e-3)
         for l, layer in enumerate(x for x in m if isinstance(x, nn.LayerNorm)):
-            assert torch.allclose(net.scales[l].grad[e, :, 0], layer.weight.grad, rtol=1e-3, atol=1e-3) and torch.allclose(net.shifts[l].grad[e, 0], layer.bias.grad, rtol=1e-3, atol=1e-3)
+            assert torch.allclose(net.scales[l].grad[e, 0], layer.weight.grad, rtol=1e-3, atol=1e-3) and torch.allclose(net.shifts[l].grad[e, 0], layer.bias.grad, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [512, 513, 1300])
+@pytest.mark.parametrize("out_dim", [1, 3])
+def test_blocks_of_rows_are_one_pass(rows, out_dim):
+    net = shaken(EnsembleMLP(5, (16, 12), out_dim, generator=gen()))
+    for x in (torch.randn(rows, 5, generator=gen(1)), torch.randn(2, rows, 5, generator=gen(2))):
+        whole = net(x)
+        assert whole.requires_grad
+        with torch.no_grad(): assert net(x).shape == (2, rows, out_dim) and torch.allclose(net(x), whole, atol=1e-6)
+        assert net(x.requires_grad_(), frozen=True).sum().backward() is None and x.grad is not None and all(p.grad is None for p in net.parameters())
 
 
 def test_members_share_nothing():
