@@ -48,7 +48,7 @@ def collect(
     data.save(out)
     print(f"{data}\nwritten to {out} in {time.time() - start:.0f} s")
 
-# %% ../../nbs/transitive_rl/cli.ipynb #ae46d74b
+# %% ../../nbs/transitive_rl/cli.ipynb #fb27093d
 def _config(env: str | None, **options):
     from iclr26.transitive_rl.agents import TRLConfig
     options = {k: v for k, v in options.items() if v is not None}
@@ -65,7 +65,7 @@ def _agent(kind: str, n: int | None, config, data, out: Path, force: bool):
     new = AGENTS[kind].for_dataset(config, data, **({} if n is None else {"n": n}))
     _check_folder(out)
     if force or not out.exists() or not any(out.iterdir()): return new
-    old = type(new).load(out)
+    old = type(new).load(out, device=config.device)
     if old.config != new.config or old.options != new.options:
         was, now = ({**asdict(a.config), **a.options} for a in (old, new))
         raise ValueError(f"out={str(out)!r} holds an agent with other settings ({', '.join(f'{k} {was[k]!r}, not {now[k]!r}' for k in now if was[k] != now[k])}): expected the same, another folder, or --force")
@@ -115,7 +115,7 @@ def train(
             learner.save(out)
     print(f"{agent} after {learner.steps_done} updates in {out} ({time.time() - start:.0f} s)")
 
-# %% ../../nbs/transitive_rl/cli.ipynb #c2457930
+# %% ../../nbs/transitive_rl/cli.ipynb #4e0405b7
 @app.command()
 def evaluate(
     agent: Annotated[Path, typer.Argument(help="Folder of an agent.")],
@@ -124,7 +124,8 @@ def evaluate(
     episodes: Annotated[int, typer.Option(help="Episodes per task.")] = 15,
     max_steps: Annotated[Optional[int], typer.Option(help="Default: the environment's limit.")] = None,
     oracle: Annotated[bool, typer.Option(help="Tell goals by the environment's oracle representation.")] = False,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same episodes.")] = 0,
+    device: Annotated[Optional[str], typer.Option(help="cpu or cuda. Default: where the agent was trained.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ):
     "Success rates by OGBench's protocol. Needs the extra rl."
@@ -132,7 +133,7 @@ def evaluate(
     from iclr26.transitive_rl.environments import evaluate as run
     try: numbers = [int(t) for t in tasks.split(",")] if tasks else None
     except ValueError: raise ValueError(f"tasks={tasks!r}: expected numbers such as 1,3") from None
-    result = run(Agent.load(agent), env_id, tasks=numbers, episodes=episodes, max_steps=max_steps, oracle=oracle, seed=seed, progress=not as_json)
+    result = run(Agent.load(agent, device=device), env_id, tasks=numbers, episodes=episodes, max_steps=max_steps, oracle=oracle, seed=seed, progress=not as_json)
     print(json.dumps(dict(success=result.success, lengths=result.lengths, overall=result.overall)) if as_json else f"success {result}")
 
 @app.command()
@@ -141,6 +142,7 @@ def distance(
     data: Annotated[Path, typer.Argument(help="Trajectories (.npz).")],
     start: Annotated[int, typer.Argument(help="Row of the start.")],
     goal: Annotated[int, typer.Argument(help="Row of the goal.")],
+    device: Annotated[Optional[str], typer.Option(help="cpu or cuda. Default: where the agent was trained.")] = None,
 ):
     "Learned travel time in steps from one row of a file to another."
     from iclr26.transitive_rl.agents import Agent
@@ -148,6 +150,6 @@ def distance(
     dataset = TrajectoryDataset.load(data)
     for name, row in (("start", start), ("goal", goal)):
         if not 0 <= row < len(dataset): raise ValueError(f"{name}={row}: expected a row in 0..{len(dataset) - 1}")
-    learner = Agent.load(agent)
+    learner = Agent.load(agent, device=device)
     goals = dataset.goals if dataset.goal_dim == learner.goal_dim else dataset.observations
     print(f"{float(learner.distance(dataset.observations[start].copy(), goals[goal].copy())):.1f} steps")

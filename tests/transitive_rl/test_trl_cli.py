@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from iclr26.lab.cli import main
-from iclr26.transitive_rl import GridMaze, TrajectoryDataset, TRLAgent
+from iclr26.transitive_rl import GridMaze, TrajectoryDataset, TRLAgent, collect_pointmaze
 from iclr26.transitive_rl.agents import Agent
 
 OPTIONS = "--hidden 16,16 --batch-size 32 --lr 0.003 --discount 0.9 --lam 1 --alpha 1 --seed 3".split()
@@ -129,6 +129,36 @@ def test_a_missing_device_and_missing_oracle_goals_end_with_one_line(log, tmp_pa
         assert run("train", log, "--out", tmp_path / "agent", "--steps", 1, *OPTIONS, *extra) == 1
         error = capsys.readouterr().err
         assert words in error and len(error.strip().splitlines()) == 1 and not (tmp_path / "agent").exists()
+
+
+def test_an_agent_of_another_machine_answers_and_continues_here(log, tmp_path, capsys):
+    agent = tmp_path / "agent"
+    run("train", log, "--out", agent, "--steps", 2, *OPTIONS)
+    capsys.readouterr()
+    assert run("distance", agent, log, 0, 7) == 0
+    here = capsys.readouterr().out
+    device = "cuda:77" if torch.cuda.is_available() else "cuda"
+    saved = json.loads((agent / "config.json").read_text())
+    saved["config"]["device"] = device
+    (agent / "config.json").write_text(json.dumps(saved))
+    evaluation = ("evaluate", agent, "pointmaze-medium-v0", "--tasks", "1", "--episodes", 1, "--max-steps", 2)
+    for command in (("distance", agent, log, 0, 7), evaluation):
+        assert run(*command) == 1
+        error = capsys.readouterr().err
+        assert f"device='{device}': " in error and len(error.strip().splitlines()) == 1
+    assert run("distance", agent, log, 0, 7, "--device", "cpu") == 0
+    assert capsys.readouterr().out == here
+    assert run("train", log, "--out", agent, "--steps", 3, *OPTIONS) == 0                  # continues on the device of this command
+    assert Agent.load(agent).config.device == "cpu" and Agent.load(agent).steps_done == 3
+
+
+def test_evaluate_takes_a_device(tmp_path, capsys):
+    pytest.importorskip("ogbench")
+    collect_pointmaze(episodes=1, max_steps=20).save(tmp_path / "play.npz")
+    run("train", tmp_path / "play.npz", "--out", tmp_path / "agent", "--steps", 1, *OPTIONS)
+    command = ("evaluate", tmp_path / "agent", "pointmaze-medium-v0", "--tasks", "1", "--episodes", 1, "--max-steps", 2, "--device")
+    assert run(*command, "cpu") == 0 and run(*command, "nonsense") == 1
+    assert "device='nonsense'" in capsys.readouterr().err
 
 
 def test_help_teaches(capsys):
