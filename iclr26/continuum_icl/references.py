@@ -7,7 +7,7 @@ __all__ = ['operator_gradient_descent', 'apply_operator', 'objective', 'depth_fi
            'posterior_variance', 'log_marginal_likelihood', 'select_sigma', 'InContextOperatorRegressor',
            'nearest_context']
 
-# %% ../../nbs/continuum_icl/references.ipynb #cff41048
+# %% ../../nbs/continuum_icl/references.ipynb #7cbd5f63
 import math
 import warnings
 from collections.abc import Callable, Iterable
@@ -16,14 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .operators import OperatorKernel, check_fields, check_positive, spectral_radius, squared_distances
+from .operators import OperatorKernel, check_count, check_fields, check_kernel, check_positive, squared_distances
 from .transformer import damped, from_columns, symbol_columns, to_columns
 
-# %% ../../nbs/continuum_icl/references.ipynb #14ff06a2
+# %% ../../nbs/continuum_icl/references.ipynb #e33ca9d8
 def _check(kernel: OperatorKernel, f: Tensor, u: Tensor | None = None, f_test: Tensor | None = None, u_name: str = "u", psd: bool = True):
     "Refuse context, values and questions that do not fit together; with `psd` also kernels without the theory behind this page."
-    check_fields("f", f, kernel.grid, lead=2)
-    if f.shape[1] < 1: raise ValueError(f"f has shape {tuple(f.shape)}: expected at least one context field")
+    check_fields("f", f, check_kernel(kernel).grid, lead=2)
     for name, x in ((u_name, u), ("f_test", f_test)):
         if x is None: continue
         check_fields(name, x, kernel.grid, lead=2)
@@ -35,12 +34,11 @@ def _check(kernel: OperatorKernel, f: Tensor, u: Tensor | None = None, f_test: T
 
 def _check_steps(steps, step, infinite: bool = True) -> float:
     "Number of gradient steps; `step` has to be given with a finite one."
-    if not (infinite and steps == math.inf) and (isinstance(steps, bool) or not math.isfinite(steps) or int(steps) != steps or steps < 0):
-        raise ValueError(f"steps={steps}: expected an integer >= 0{' or infinity' * infinite}")
-    if steps == math.inf: return steps
+    if infinite and steps == math.inf: return steps
+    steps = check_count("steps", steps)
     if step is None: raise ValueError("step=None: expected a number > 0 with a finite number of steps")
     check_positive("step", step)
-    return int(steps)
+    return steps
 
 def _finite(out: Tensor, steps, step) -> Tensor:
     "Name a divergence instead of returning infinities."
@@ -165,7 +163,7 @@ def _only_seen_modes(kernel: OperatorKernel, x: Tensor) -> Tensor:
     if (symbol > 0).all(): return x
     return kernel.grid.irfft(kernel.grid.rfft(x) * kernel.grid.half(symbol > 0).to(x.device))
 
-# %% ../../nbs/continuum_icl/references.ipynb #fb9ec910
+# %% ../../nbs/continuum_icl/references.ipynb #7a94e0ad
 def _cholesky(gram: Tensor, ridge: float) -> Tensor:
     "Factor of gram + ridge I; LinAlgError if it is numerically singular."
     n, eps = gram.shape[-1], torch.finfo(gram.dtype).eps
@@ -180,10 +178,6 @@ def _cholesky(gram: Tensor, ridge: float) -> Tensor:
     if failed: raise torch.linalg.LinAlgError(f"K_x is numerically singular with ridge={ridge:g}: expected distinct context fields, or pass a larger `ridge`, or `rcond` where it is offered")
     return factor
 
-def _check_ridge(ridge: float, rcond: float | None = None):
-    for name, value in (("ridge", ridge), ("rcond", rcond)):
-        if value is not None and not (math.isfinite(value) and value >= 0): raise ValueError(f"{name}={value}: expected a finite number >= 0")
-
 def blup(
     kernel: OperatorKernel,
     f: Tensor,                    # [B, n, *grid] context inputs
@@ -195,7 +189,8 @@ def blup(
 ) -> tuple[Tensor, Tensor]:       # mean [B, m, *grid], weights [B, m, n]
     "Best linear unbiased prediction (5), weights (K_x + ridge I)^-1 g. LinAlgError if K_x is singular and neither ridge nor rcond is given."
     _check(kernel, f, u, f_test)
-    _check_ridge(ridge, rcond)
+    check_positive("ridge", ridge, zero=True)
+    if rcond is not None: check_positive("rcond", rcond, zero=True)
     gram, cross = kernel.gram(f), kernel.gram(f, f_test)
     if rcond is None: weights = torch.cholesky_solve(cross, _cholesky(gram, ridge)).mT
     else:
@@ -205,7 +200,7 @@ def blup(
         weights = cross.mT @ (vectors * inverse[..., None, :]) @ vectors.mT
     return (weights @ u.flatten(2)).unflatten(-1, kernel.grid.shape), weights
 
-# %% ../../nbs/continuum_icl/references.ipynb #536f1848
+# %% ../../nbs/continuum_icl/references.ipynb #4ede8dfa
 def _own_similarity(kernel: OperatorKernel, f: Tensor) -> Tensor:  # [B, m]
     "k_x(f, f) of each field."
     alone = f.flatten(0, 1).unsqueeze(1)
@@ -243,12 +238,12 @@ def posterior_variance(
 ) -> Tensor:               # [B, m]
     "tr(K_y) (g** - g^T (K_x + ridge I)^-1 g), not below 0: expected squared L2 distance of `blup` from the noiseless output. LinAlgError as there."
     _check(kernel, f, f_test=f_test)
-    _check_ridge(ridge)
+    check_positive("ridge", ridge, zero=True)
     cross = kernel.gram(f, f_test)
     explained = (cross * torch.cholesky_solve(cross, _cholesky(kernel.gram(f), ridge))).sum(1)
     return (kernel.ky.symbol().sum().to(f) * (_own_similarity(kernel, f_test) - explained)).clamp(min=0)
 
-# %% ../../nbs/continuum_icl/references.ipynb #25ddfc7a
+# %% ../../nbs/continuum_icl/references.ipynb #73b53a0b
 def log_marginal_likelihood(
     kernel: OperatorKernel,
     f: Tensor,              # [B, n, *grid]
@@ -258,7 +253,7 @@ def log_marginal_likelihood(
 ) -> Tensor:                # [B]
     "Log density (7) of u. ValueError if a variance is zero."
     _check(kernel, f, u)
-    if not (math.isfinite(noise) and noise >= 0): raise ValueError(f"noise={noise}: expected a finite number >= 0")
+    check_positive("noise", noise, zero=True)
     grid, gram = kernel.grid, kernel.gram(f)
     symbol, weight = grid.half(kernel.ky.symbol()).flatten().to(f), _multiplicity(grid).to(f)
     values = torch.linalg.eigvalsh(gram.detach())
@@ -298,7 +293,7 @@ def select_sigma(
     if not sigmas: raise ValueError("sigmas=[]: expected at least one candidate")
     return max(sigmas, key=lambda sigma: float(log_marginal_likelihood(make_kernel(sigma), f, u, noise=noise).sum()))
 
-# %% ../../nbs/continuum_icl/references.ipynb #e8b8fe20
+# %% ../../nbs/continuum_icl/references.ipynb #2899056c
 class InContextOperatorRegressor:
     "Predict output fields from solved examples: `n_layers` layers of the continuum transformer, or their limit. A scikit-learn estimator."
     def __init__(
@@ -309,10 +304,11 @@ class InContextOperatorRegressor:
         step: float | str = "auto",    # r > 0, or 0.95 of the stable bound; not used in the limit
         ridge: float = 0.0,            # noise in U, as in blup; `predict` with n_layers does without, depth regularises there
     ):
-        if not isinstance(kernel, OperatorKernel): raise TypeError(f"kernel={kernel!r}: expected an OperatorKernel")
-        if n_layers is not None: _check_steps(n_layers, 1.0, infinite=False)
+        check_kernel(kernel)
+        if n_layers is not None: check_count("n_layers", n_layers)
+        if isinstance(step, str) and step != "auto": raise ValueError(f"step={step!r}: expected a number > 0 or 'auto'")
         if step != "auto": check_positive("step", step)
-        _check_ridge(ridge)
+        check_positive("ridge", ridge, zero=True)
         self.kernel, self.n_layers, self.step, self.ridge = kernel, n_layers, step, ridge
 
     def fit(

@@ -5,16 +5,16 @@
 # %% auto #0
 __all__ = ['ContinuumAttention', 'to_columns', 'from_columns', 'symbol_columns', 'damped', 'ContinuumTransformer']
 
-# %% ../../nbs/continuum_icl/transformer.ipynb #c0c49779
+# %% ../../nbs/continuum_icl/transformer.ipynb #4bf314e3
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from .operators import Grid, IdentityOperator, OperatorKernel, SpectralMultiplier, check_fields, check_positive, multiply, spectral_radius
+from .operators import Grid, IdentityOperator, OperatorKernel, SpectralMultiplier, check_count, check_fields, check_kernel, check_positive, multiply, spectral_radius
 
-# %% ../../nbs/continuum_icl/transformer.ipynb #a7cb98a4
+# %% ../../nbs/continuum_icl/transformer.ipynb #262dce40
 class ContinuumAttention(nn.Module):
     "One layer (2) of the paper: y_q - step * sum over context tokens t of k_x(w_k x_t, w_q x_q) K_y y_t."
     def __init__(
@@ -26,8 +26,7 @@ class ContinuumAttention(nn.Module):
         step: float = 1.0,             # r > 0
     ):
         super().__init__()
-        check_positive("step", step)
-        self.kernel, self.w_q, self.w_k, self.step = kernel, w_q, w_k, step
+        self.kernel, self.w_q, self.w_k, self.step = check_kernel(kernel), w_q, w_k, check_positive("step", step)
 
     def forward(
         self,
@@ -52,11 +51,11 @@ def _weighted(module: nn.Module | None, name: str, x: Tensor, coefficients: Tens
 def _check_pair(grid: Grid, name_f: str, f: Tensor, name_u: str, u: Tensor, more: int):
     "Refuse tokens `f` and values `u` unless f has `more` tokens more, same batch, type and device."
     check_fields(name_f, f, grid, lead=2)
+    if f.shape[1] < 2: raise ValueError(f"{name_f} has shape {tuple(f.shape)}: expected at least one context token and the query")
     check_fields(name_u, u, grid, lead=2)
     if u.dtype != f.dtype or u.device != f.device: raise TypeError(f"{name_u} is {u.dtype} on {u.device}: expected that of {name_f}, {f.dtype} on {f.device}")
     if len(u) != len(f) or u.shape[1] + more != f.shape[1]:
         raise ValueError(f"{name_u} has shape {tuple(u.shape)}: expected [{len(f)}, {f.shape[1] - more}, ...] with {name_f} of shape {tuple(f.shape)}")
-    if f.shape[1] < 2: raise ValueError(f"{name_f} has shape {tuple(f.shape)}: expected at least one context token and the query")
 
 # %% ../../nbs/continuum_icl/transformer.ipynb #5a9d0ee5
 def to_columns(grid: Grid, x: Tensor) -> Tensor:  # [..., 2 modes]
@@ -77,7 +76,7 @@ def damped(columns: Tensor, symbol: Tensor) -> Tensor:
     if not symbol.is_complex(): return columns * symbol
     return torch.view_as_real(torch.view_as_complex(columns.unflatten(-1, (-1, 2))) * symbol).flatten(-2)
 
-# %% ../../nbs/continuum_icl/transformer.ipynb #367971a4
+# %% ../../nbs/continuum_icl/transformer.ipynb #fbed6209
 class ContinuumTransformer(nn.Module):
     "In-context operator learner: `n_layers` of (2). Depth is the number of gradient steps and with it the regularisation."
     def __init__(
@@ -96,9 +95,10 @@ class ContinuumTransformer(nn.Module):
         generator: torch.Generator | None = None,              # for init="random"
     ):
         super().__init__()
-        if isinstance(n_layers, bool) or int(n_layers) != n_layers or n_layers < 0: raise ValueError(f"n_layers={n_layers}: expected an integer >= 0")
+        check_kernel(kernel)
+        n_layers = check_count("n_layers", n_layers)
         if not learnable and (modes is not None or not isinstance(init, str) or init != "identity"): raise ValueError("modes and init describe trainable weights: expected learnable=True with them")
-        self.kernel, self.n_layers, self.learnable, self.allow_unstable = kernel, int(n_layers), learnable, allow_unstable
+        self.kernel, self.n_layers, self.learnable, self.allow_unstable = kernel, n_layers, learnable, allow_unstable
         steps = _steps(step, self.n_layers, learnable)
         if learnable: self.steps = nn.Parameter(steps)
         else: self.register_buffer("steps", steps)
@@ -166,7 +166,7 @@ class ContinuumTransformer(nn.Module):
         training = any(p.requires_grad for w in (w_q, w_k) for p in w.parameters())   # diverging weights show in the loss, not as bad input
         return getattr(self.kernel.kx, "evaluate", self.kernel.gram)(keys, queries) if training else self.kernel.gram(keys, queries)
 
-# %% ../../nbs/continuum_icl/transformer.ipynb #81942fa7
+# %% ../../nbs/continuum_icl/transformer.ipynb #e6a54ca0
 def _descend(y: Tensor, layers: list[Tensor], symbol: Tensor, kept: slice | None, in_place: bool) -> Tensor:
     "Apply (3) for every layer to y [B, n+1, 2 modes]."
     n = y.shape[1] - 1
@@ -180,8 +180,8 @@ def _descend(y: Tensor, layers: list[Tensor], symbol: Tensor, kept: slice | None
 
 def _cache_sized(y: Tensor, layers: list[Tensor], megabytes: float = 1.0):
     "Parts of the batch that fit into a core's cache, with their layers."
-    size = max(1, int(megabytes * 2**20 / max(1, y[0].numel() * y.element_size()))) if len(y) else 1
-    for start in range(0, max(len(y), 1), size):
+    size = max(1, int(megabytes * 2**20 / (y[0].numel() * y.element_size())))
+    for start in range(0, len(y), size):
         part = {id(a): a[start:start + size] for a in layers}
         yield y[start:start + size], [part[id(a)] for a in layers]
 

@@ -64,7 +64,7 @@ def test_cosine_schedule_and_constant_differ_and_last_cosine_step_is_small():
 
 
 def test_weight_decay_pulls_unused_weights_down_and_clipping_is_scale_free():
-    norm = lambda m: sum(float(p.square().sum()) for p in m.parameters())
+    norm = lambda m: sum(float(p.detach().square().sum()) for p in m.parameters())
     a, b = build(), build()
     pretrain(a, sampler, steps=30); pretrain(b, sampler, steps=30, weight_decay=1.0)
     assert norm(b) < norm(a)
