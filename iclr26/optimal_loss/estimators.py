@@ -374,7 +374,7 @@ class _Scan:
 
     def result(self): return self.norm / self.mass, self.spread / self.mass, len(np.unique(np.concatenate(self.keys)))
 
-# %% ../../nbs/optimal_loss/estimators.ipynb #acabbb54
+# %% ../../nbs/optimal_loss/estimators.ipynb #37db7139
 _TENSORS = ("sigma", "value", "stderr", "lo", "hi")
 
 @dataclass(eq=False)
@@ -407,35 +407,36 @@ class OptimalLossCurve:
         if self.tr_cov is None or not (math.isfinite(self.tr_cov) and self.tr_cov >= 0): raise ValueError(f"tr_cov={self.tr_cov}: expected a finite number >= 0")
         if self.dim is None or self.dim < 1: raise ValueError(f"dim={self.dim}: expected the number of dimensions of a point")
         self.tr_cov, self.dim, self.meta = float(self.tr_cov), int(self.dim), dict(self.meta or {})
-        self._nodes = self.value.cummax(0).values.clamp(0, self.tr_cov)
-        self._spline, self._ends = None, (float(self.sigma[0]), float(self.sigma[-1]))
+        self._nodes = self.value.cummax(0).values.clamp(0, self.tr_cov).numpy()
+        self._spline = None
 
     def __call__(self, sigma: float | torch.Tensor, reduction: str = "sum") -> float | torch.Tensor:
         "Optimal loss at any noise level: a float for a number, float64 for a tensor, list or array. ValueError: negative or NaN sigma, unknown reduction."
         if reduction not in ("sum", "mean"): raise ValueError(f"reduction={reduction!r}: expected 'sum' or 'mean'")
         s = torch.as_tensor(sigma, dtype=torch.float64).detach()
         if s.isnan().any() or (s < 0).any(): raise ValueError(f"sigma={sigma}: expected values >= 0")
-        value = self._evaluate(s.cpu()).to(s.device)
+        value = torch.as_tensor(self._evaluate(s.cpu().numpy()), device=s.device)
         if reduction == "mean": value = value / self.dim
         return value if value.ndim or isinstance(sigma, torch.Tensor) else float(value)
 
-    def _evaluate(self, s):
-        "Values at float64 levels >= 0 on the CPU, without checks: monotone cubic inside, inverse-square approach to tr_cov above."
-        last = self._ends[1]
-        if len(self.sigma) == 1: value = self._nodes[0].expand(s.shape)
+    def _evaluate(self, s: np.ndarray) -> np.ndarray:
+        "Values at float64 levels >= 0, without checks: monotone cubic inside, inverse-square approach to tr_cov above."
+        first, last = float(self.sigma[0]), float(self.sigma[-1])
+        if len(self.sigma) == 1: value = np.full(s.shape, self._nodes[0])
         else:
             if self._spline is None:
                 from scipy.interpolate import PchipInterpolator
-                fitted = PchipInterpolator(self.sigma.log().numpy(), self._nodes.numpy())
-                self._spline = torch.from_numpy(fitted.x), torch.from_numpy(np.ascontiguousarray(fitted.c))
-            knots, (c3, c2, c1, c0) = self._spline
-            u = s.clamp(*self._ends).log()
-            piece = torch.bucketize(u, knots[1:-1], right=True)
-            u = u - knots[piece]
-            value = (((c3[piece] * u + c2[piece]) * u + c1[piece]) * u + c0[piece]).clamp(0, self.tr_cov)
-        if s.numel() == 0 or float(s.max()) < last: return value
-        beyond = self.tr_cov - (self.tr_cov - self._nodes[-1]) * (last / s.clamp_min(last)) ** 2
-        return torch.where(s > last, beyond, torch.where(s == last, self._nodes[-1], value))
+                knots = np.log(self.sigma.numpy())
+                self._spline = knots, np.ascontiguousarray(PchipInterpolator(knots, self._nodes).c)
+            knots, coefficients = self._spline
+            u = np.log(np.minimum(np.maximum(s, first), last))
+            piece = knots[1:-1].searchsorted(u, "right")
+            u = u - knots.take(piece)
+            c3, c2, c1, c0 = coefficients.take(piece, 1)
+            value = np.minimum(np.maximum(((c3 * u + c2) * u + c1) * u + c0, 0), self.tr_cov)
+        if s.size == 0 or s.max() < last: return value
+        beyond = self.tr_cov - (self.tr_cov - self._nodes[-1]) * (last / np.maximum(s, last)) ** 2
+        return np.where(s > last, beyond, np.where(s == last, self._nodes[-1], value))
 
     def convert(self, target: str, process: Process | None = None, *, sigma_data: float | None = None) -> torch.Tensor:  # [K]
         "Node values as losses of another target and process (None: VE)."

@@ -191,7 +191,15 @@ def _ideal(rows, x, eps, at, sigmas, w, labels):
         moments.add(rows[i:i + 2048], None if logw is None else logw[column], mask.to(rows.device))
     return moments
 
-# %% ../../nbs/optimal_loss/training.ipynb #efe464a6
+# %% ../../nbs/optimal_loss/training.ipynb #3961e73b
+_quiet = np.errstate(divide="ignore", invalid="ignore")
+
+def _array(t: torch.Tensor) -> np.ndarray: return t.detach().to("cpu", torch.float64).numpy()
+
+@_quiet
+def _log(s): return np.log(s)
+
+# %% ../../nbs/optimal_loss/training.ipynb #838d6ec5
 class LossMonitor:
     "Running gap of a model in training, by noise level. TypeError/ValueError for arguments that do not fit together."
     def __init__(
@@ -227,28 +235,28 @@ class LossMonitor:
             if isinstance(self.process, TableProcess) and self.process.times is not None:
                 t = (self.process.times.double() - t.double()[:, None]).abs().argmin(1)
             s = t.double() if self.process is None else self.process.snr_sigma(t)
+        if self.target == "x0": return s, torch.ones_like(s)
         if self.process is None: return s, target_scale(self.target, sigma=s, sigma_data=self.sigma_data, dalpha=0.0, dsigma=1.0)
         alpha, own = self.process.alpha_sigma(t)
         da = ds = None
         if self.target == "velocity": da, ds = (-1.0, 1.0) if self.process.table is not None else self.process.derivatives(t)
         return s, target_scale(self.target, alpha=alpha, sigma=own, sigma_data=self.sigma_data, dalpha=da, dsigma=ds)
 
-    @torch.no_grad()
     def update(self, loss: torch.Tensor, time=None, *, sigma=None) -> None:
         "Record unweighted losses [b] of the model's own target at network times or at VE noise levels [b]. ValueError: lengths, non-finite losses."
-        value = torch.as_tensor(loss).detach().to("cpu", torch.float64).reshape(-1)
-        if not torch.isfinite(value).all(): raise ValueError("loss: expected finite values, got NaN or infinity")
-        s, scale = self._levels(time, sigma)
+        value = _array(torch.as_tensor(loss)).reshape(-1)
+        if not np.isfinite(value).all(): raise ValueError("loss: expected finite values, got NaN or infinity")
+        s, scale = (v.numpy() for v in self._levels(time, sigma))
         if s.shape != value.shape: raise ValueError(f"loss has {len(value)} values, time or sigma has {len(s)}: expected one each a sample")
+        if not (s >= 0).all(): raise ValueError(f"sigma={s[~(s >= 0)][0]}: expected values >= 0")
         J = value * (self.curve.dim if self.reduction == "mean" else 1) / scale
-        star, log = self.curve(s), s.log()
-        cell = torch.bucketize(log, self.edges, right=True) - 1
-        ok = (cell >= 0) & (cell < len(self.sums))
-        one = torch.ones_like(J)
-        rows = torch.stack([one, one, log, J, star, (J - star) ** 2], 1)[ok]
-        self.sums *= self.keep
-        self.sums[:, 1] *= self.keep
-        self.sums.index_add_(0, cell[ok], rows)
+        star, log = self.curve._evaluate(s), _log(s)
+        sums, cell = self.sums.numpy(), self.edges.numpy().searchsorted(log, "right")         # 0 and bins + 1: outside
+        by_cell = lambda v=None: np.bincount(cell, v, len(sums) + 2)[1:-1]
+        sums *= self.keep
+        sums[:, 1] *= self.keep
+        sums[:, :2] += by_cell()[:, None]
+        for column, v in enumerate((log, J, star, (J - star) ** 2), 2): sums[:, column] += by_cell(v)
 
     def mse_loss(self, prediction: torch.Tensor, target: torch.Tensor, time=None, *, sigma=None, weight: torch.Tensor | None = None) -> torch.Tensor:
         "Mean squared error like F.mse_loss, times a weight a sample if given; the unweighted losses are recorded."
@@ -328,7 +336,7 @@ class LogUniformSchedule(EDMSchedule):
         self.low, self.high = math.log(sigma_min), math.log(sigma_max)
     def sample(self, n, generator=None): return (self.low + (self.high - self.low) * _uniform(n, generator)).exp()
 
-# %% ../../nbs/optimal_loss/training.ipynb #10e9be69
+# %% ../../nbs/optimal_loss/training.ipynb #a1c66fb8
 class LossGapSchedule(_Schedule):
     "The paper's schedule (2), completed. ValueError: bins < 2, rho outside [0,1], ema outside [0,1), update_every < 1."
     def __init__(
@@ -371,22 +379,26 @@ class LossGapSchedule(_Schedule):
 
     def base_weight(self, sigma: torch.Tensor) -> torch.Tensor:
         "w(sigma) of (2), in the dtype of sigma."
-        s = sigma.to(torch.float64)
-        return self._base(s, s.log()).to(sigma.dtype)
+        s = _array(sigma)
+        return torch.as_tensor(self._base(s, _log(s)), dtype=sigma.dtype, device=sigma.device)
 
+    @_quiet
     def _base(self, s, log_s):
-        bump = (log_s - self.mu).square_().mul_(-.5 / self.varsigma ** 2).exp_().mul_(s < self.sigma_star)
-        w = self.curve._evaluate(s).reciprocal().clamp_max_(self.w_star).mul_(self.a)
-        return w.add_(bump, alpha=self.f_amp / (self.varsigma * math.sqrt(2 * math.pi)))
+        bump = np.exp((log_s - self.mu) ** 2 * (-.5 / self.varsigma ** 2)) * (s < self.sigma_star)
+        return self.a * np.minimum(1 / self.curve._evaluate(s), self.w_star) + self.f_amp / (self.varsigma * math.sqrt(2 * math.pi)) * bump
 
     def refresh(self) -> None:
         "Recompute p from the present losses and tabulate the weights."
         q = self.base_weight(self.centers) * (self.loss_ema - self._star).clamp_min(0)
         even = torch.full_like(q, 1 / self.bins)
         self.probabilities = (1 - self.rho) * q / q.sum() + self.rho * even if q.sum() > 0 else even
-        self._correction = 1 / (self.bins * self.probabilities.clamp_min(1e-12))
+        self._tabulate()
 
-    def _cell(self, log_sigma): return ((log_sigma - self._log_low) / self._width).floor().long()
+    def _tabulate(self): self._correction = 1 / (self.bins * self.probabilities.clamp_min(1e-12).numpy())
+
+    def _cell(self, log_sigma, low, high):
+        "Number of the cell, kept in [low, high]; low for NaN."
+        return np.fmin(np.fmax(np.floor((log_sigma - self._log_low) / self._width), low), high).astype(np.int64)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> torch.Tensor:  # float32 [n]
         "Cells by p, uniform in ln sigma inside a cell."
@@ -396,20 +408,21 @@ class LossGapSchedule(_Schedule):
 
     def weight(self, sigma: torch.Tensor) -> torch.Tensor:
         "Factor of the summed x0-loss: w, divided by bins p if importance_correct."
-        s = sigma.to(torch.float64)
-        log_s = s.log()
+        s = _array(sigma)
+        log_s = _log(s)
         w = self._base(s, log_s)
-        if self.correct: w *= self._correction[self._cell(log_s).clamp_(0, self.bins - 1)]
-        return w.to(sigma.dtype)
+        if self.correct: w = w * self._correction[self._cell(log_s, 0, self.bins - 1)]
+        return torch.as_tensor(w, dtype=sigma.dtype, device=sigma.device)
 
     def update(self, sigma: torch.Tensor, loss: torch.Tensor) -> None:
         "Every visited cell moves towards the mean of its losses in this call. ValueError: unequal lengths, non-finite losses."
-        s, l = sigma.detach().to(torch.float64).reshape(-1), loss.detach().to(torch.float64).reshape(-1)
+        s, l = _array(sigma).reshape(-1), _array(loss).reshape(-1)
         if s.shape != l.shape: raise ValueError(f"sigma has {len(s)} values, loss has {len(l)}: expected equal lengths")
         if not math.isfinite(float(l.sum())): raise ValueError("loss: expected finite values, got NaN or infinity")
-        cell = self._cell(s.log()).clamp_(-1, self.bins) + 1                     # one more cell at either end for what is outside
-        sums, count = torch.zeros(self.bins + 2, 2, dtype=torch.float64).index_add_(0, cell, torch.stack([l, torch.ones_like(l)], 1))[1:-1].unbind(1)
-        self.loss_ema = torch.where(count > 0, torch.lerp(sums / count, self.loss_ema, self.ema), self.loss_ema)
+        cell = self._cell(_log(s), -1, self.bins) + 1                     # one more cell at either end for what is outside
+        count, sums = np.bincount(cell, None, self.bins + 2)[1:-1], np.bincount(cell, l, self.bins + 2)[1:-1]
+        old = self.loss_ema.numpy()
+        self.loss_ema = torch.from_numpy(np.where(count > 0, self.ema * old + (1 - self.ema) * sums / np.maximum(count, 1), old))
         self.calls += 1
         if self.calls % self.every == 0: self.refresh()
 
@@ -420,7 +433,7 @@ class LossGapSchedule(_Schedule):
         if state["loss_ema"].shape != (self.bins,): raise ValueError(f"state has {len(state['loss_ema'])} cells: expected {self.bins}")
         self.loss_ema, self.calls = state["loss_ema"].clone().to(torch.float64), int(state["calls"])
         self.probabilities = state["probabilities"].clone().to(torch.float64)
-        self._correction = 1 / (self.bins * self.probabilities.clamp_min(1e-12))
+        self._tabulate()
 
 # %% ../../nbs/optimal_loss/training.ipynb #9469ae97
 class DenoiserMLP(nn.Module):

@@ -1,11 +1,12 @@
 """The compiled float32 pass against float64 where numbers are extreme, and inputs that cannot be meant."""
 import math
+import warnings
 
 import numpy as np
 import pytest
 import torch
 
-from iclr26.optimal_loss import LossMonitor, optimal_loss, subset_estimates
+from iclr26.optimal_loss import LossGapSchedule, LossMonitor, optimal_loss, subset_estimates
 
 
 def draws(n, d, seed=0, scale=1.0):
@@ -58,3 +59,27 @@ def test_leaves_with_gradients_and_lists_of_levels():
     assert torch.equal(curve.value, optimal_loss(x, [.5, 2.]).value)
     assert curve([.5, 1.]).shape == (2,) and curve(np.array([.5, 1.])).shape == (2,) and isinstance(curve(np.float64(.5)), float)
     with pytest.raises(ValueError, match="prediction has shape"): LossMonitor(curve).mse_loss(torch.zeros(8, 3), torch.zeros(8, 3), sigma=torch.ones(8))
+
+
+def test_levels_that_lie_nowhere_are_ignored_without_a_word():
+    "Schedule: outside of its range, zero and NaN change no cell. Monitor: outside of the curve, zero; what is no level is named."
+    curve = optimal_loss(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.logspace(-2, 2, 20))
+    schedule, monitor = LossGapSchedule(curve), LossMonitor(curve)
+    before, ones = schedule.loss_ema.clone(), torch.ones(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        schedule.update(torch.tensor([0., 1e-9, 1e9, math.nan]), ones)
+        assert torch.equal(schedule.loss_ema, before) and torch.isfinite(schedule.weight(torch.tensor([0., 1e-9, 1e9, math.inf]))).all()
+        monitor.update(ones, sigma=torch.tensor([0., 1e-9, 1e9, math.inf]))
+        assert (monitor.sums == 0).all()
+    for bad in (-1., math.nan):
+        with pytest.raises(ValueError, match="sigma=.*>= 0"): monitor.update(ones, sigma=torch.tensor([1., bad, 1., 1.]))
+    assert (monitor.sums == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(), (3,), (3, 1), (0,)])
+def test_weights_keep_shape_and_dtype(dtype, shape):
+    curve = optimal_loss(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.logspace(-2, 2, 20))
+    s = torch.full(shape, .5, dtype=dtype, requires_grad=True)
+    for weight in (LossGapSchedule(curve).weight, LossGapSchedule(curve).base_weight): assert weight(s).shape == shape and weight(s).dtype == dtype and not weight(s).requires_grad
