@@ -7,7 +7,7 @@ __all__ = ['POLICIES', 'ENV_SETTINGS', 'AGENTS', 'TRLConfig', 'GaussianPolicy', 
            'TRLAgent', 'NStepAgent', 'MonteCarloAgent', 'GCBCAgent', 'GCFlowBCAgent', 'with_random_goals', 'GCIQLAgent',
            'CRLAgent', 'interval_quasimetric', 'QRLAgent']
 
-# %% ../../nbs/transitive_rl/agents.ipynb #3974553e
+# %% ../../nbs/transitive_rl/agents.ipynb #e5c6c874
 import copy
 import hashlib
 import json
@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
-from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .critic import CategoricalActor, EnsembleMLP, FlowActor, GaussianActor, TransitiveCritic, ddpg_bc_loss, distance_weight, gaussian_log_prob, select_by_value, transitive_targets
-from .critic import _expectile_bce, _not_negative, _one_of, _open_unit, _size
-from .data import GOALS, TrajectoryDataset, TransitiveBatch, _check_probability, _rng, _warn_if_stochastic
+from .critic import _expectile_bce, _not_negative
+from .data import GOALS, TrajectoryDataset, TransitiveBatch, _check_probability, _one_of, _open_unit, _rng, _size, _warn_if_stochastic
 
 # %% ../../nbs/transitive_rl/agents.ipynb #5a652b48
 POLICIES = ("rpg", "frs", "discrete", "none")

@@ -7,11 +7,11 @@ __all__ = ['transitive_targets', 'expectile_bce', 'expectile', 'distance_weight'
            'gelu_norm', 'EnsembleMLP', 'TransitiveCritic', 'GaussianActor', 'gaussian_log_prob', 'CategoricalActor',
            'FlowActor']
 
-# %% ../../nbs/transitive_rl/critic.ipynb #55681ac1
+# %% ../../nbs/transitive_rl/critic.ipynb #6fde9d0c
 import math
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from numbers import Integral, Real
+from numbers import Real
 
 import numpy as np
 import torch
@@ -22,22 +22,12 @@ from torch.autograd.function import once_differentiable
 
 from ..blocks.flow import flow_matching_loss
 from ..blocks.vector_math import exp32
+from .data import _one_of, _open_unit, _size
 
-# %% ../../nbs/transitive_rl/critic.ipynb #408ea5c6
-def _open_unit(name: str, value) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < 1: raise ValueError(f"{name}={value!r}: expected a number in (0, 1)")
-    return float(value)
-
+# %% ../../nbs/transitive_rl/critic.ipynb #4fa26f54
 def _not_negative(name: str, value) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < math.inf: raise ValueError(f"{name}={value!r}: expected a finite number of 0 or more")
     return float(value)
-
-def _size(name: str, value, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least: raise ValueError(f"{name}={value!r}: expected an integer of {least} or more")
-    return int(value)
-
-def _one_of(name: str, value, allowed: tuple) -> None:
-    if not isinstance(value, str) or value not in allowed: raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
 
 # %% ../../nbs/transitive_rl/critic.ipynb #db9521e4
 def _log_factor(logits: Tensor | None, offsets: Tensor, log_discount: float, radius: int | None, name: str, dtype: torch.dtype) -> Tensor:
@@ -220,12 +210,12 @@ def _backward(dy, x, bias, scale, stats, dx, dbias, dscale, dshift):
             for c in range(width): dx[e, i, c] = r * (dy[e, i, c] * scale[e, c] - a - xhat[c] * b) * slope[c]
             for c in range(width): dbias[e, c] += dx[e, i, c]
 
-# %% ../../nbs/transitive_rl/critic.ipynb #1f6d8285
+# %% ../../nbs/transitive_rl/critic.ipynb #5ea297b2
 class _GeluNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
         y, stats = torch.empty_like(x), x.new_empty(*x.shape[:2], 2)
-        _forward(x.numpy(), _rows(bias), _rows(scale), _rows(shift), np.float32(eps), y.numpy(), stats.numpy())
+        _forward(x.numpy(), _flat(bias), _flat(scale), _flat(shift), np.float32(eps), y.numpy(), stats.numpy())
         ctx.save_for_backward(x, bias, scale, stats)
         return y
 
@@ -234,10 +224,10 @@ class _GeluNorm(torch.autograd.Function):
     def backward(ctx, dy: Tensor):
         x, bias, scale, stats = ctx.saved_tensors
         dx, dparameters = torch.empty_like(x), bias.new_zeros(3, *bias.shape)
-        _backward(dy.contiguous().numpy(), x.numpy(), _rows(bias), _rows(scale), stats.numpy(), dx.numpy(), *map(_rows, dparameters))
+        _backward(dy.contiguous().numpy(), x.numpy(), _flat(bias), _flat(scale), stats.numpy(), dx.numpy(), *map(_flat, dparameters))
         return dx, *dparameters, None
 
-def _rows(x: Tensor) -> np.ndarray: return x.detach().view(len(x), -1).numpy()
+def _flat(x: Tensor) -> np.ndarray: return x.detach().view(len(x), -1).numpy()
 
 def gelu_norm(
     x: Tensor,            # (E,B,H)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# %% ../../nbs/transitive_rl/data.ipynb #40ebfaad
+# %% ../../nbs/transitive_rl/data.ipynb #86edf30a
 ACTION_LIMIT = 1 - 1e-5   # logged continuous actions are clipped to +-ACTION_LIMIT
 
 def _array(name: str, x) -> np.ndarray:
@@ -43,15 +43,15 @@ def _flags(name: str, x) -> np.ndarray:
     if not np.isin(x, (0, 1)).all(): raise ValueError(f"{name} holds {x[~np.isin(x, (0, 1))][0]}: expected booleans or 0 and 1")
     return x.astype(bool)
 
-def _count(name: str, value) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1: raise ValueError(f"{name}={value!r}: expected an integer of 1 or more")
+def _size(name: str, value, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least: raise ValueError(f"{name}={value!r}: expected an integer of {least} or more")
     return int(value)
 
-def _fraction(name: str, value) -> float:
+def _open_unit(name: str, value) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < 1: raise ValueError(f"{name}={value!r}: expected a number in (0, 1)")
     return float(value)
 
-def _choice(name: str, value, allowed: tuple) -> None:
+def _one_of(name: str, value, allowed: tuple) -> None:
     if not isinstance(value, str) or value not in allowed: raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
 
 def _rng(rng) -> np.random.Generator:
@@ -66,7 +66,7 @@ def _actions(actions, n_actions: int | None) -> tuple[np.ndarray, int | None]:
         if n_actions is not None: raise ValueError(f"n_actions={n_actions!r}: expected None with continuous actions")
         return _float32("actions", actions, "A"), None
     if actions.dtype.kind not in "iu" or actions.ndim != 1: raise ValueError(f"actions of dtype {actions.dtype} have shape {actions.shape}: expected (N, A) floating or (N,) integer")
-    n = _count("n_actions", n_actions if n_actions is not None else int(actions.max(initial=0)) + 1)
+    n = _size("n_actions", n_actions if n_actions is not None else int(actions.max(initial=0)) + 1)
     if len(actions) and (actions.min() < 0 or actions.max() >= n): raise ValueError(f"actions range over {actions.min()}..{actions.max()}: expected integers in 0..{n - 1}")
     return actions.astype(np.int64), n
 
@@ -232,7 +232,7 @@ def _read_npz(path: str | Path) -> dict:
     if not {"observations", "actions", "terminals"} <= set(arrays) <= known: raise ValueError(f"{path} holds {sorted(arrays)}: expected observations, actions, terminals[, oracle_reps, n_actions]")
     return arrays
 
-# %% ../../nbs/transitive_rl/data.ipynb #7317e1f4
+# %% ../../nbs/transitive_rl/data.ipynb #dc2d8ceb
 class TrajectoryDataset:
     "Logged trajectories as flat, checked, read-only arrays."
     def __init__(self,
@@ -283,8 +283,8 @@ class TrajectoryDataset:
         rng,                               # numpy.random.Generator or seed
     ) -> TransitiveBatch:
         "Draw independent triples (paper's code; uniform goals are our design). ValueError for a setting out of range."
-        batch_size, discount, midpoint, p_random, rng = _count("batch_size", batch_size), _fraction("discount", discount), _check_midpoint(midpoint), _check_probability("actor_p_random", actor_p_random), _rng(rng)
-        for name, value in (("goal", goal), ("actor_goal", actor_goal)): _choice(name, value, GOALS)
+        batch_size, discount, midpoint, p_random, rng = _size("batch_size", batch_size), _open_unit("discount", discount), _check_midpoint(midpoint), _check_probability("actor_p_random", actor_p_random), _rng(rng)
+        for name, value in (("goal", goal), ("actor_goal", actor_goal)): _one_of(name, value, GOALS)
         i, end = _start_rows(rng, self.ends, batch_size)
         j = _goal_rows(rng, i, end, goal, discount)
         k = _midpoint_rows(rng, i, j, midpoint)
