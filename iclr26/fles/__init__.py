@@ -7,15 +7,15 @@ __all__ = ['best_steepness', 'gate_gap', 'saturation_threshold', 'suppression_ra
            'FleSProto', 'Gate', 'Scope', 'channel_importance', 'fles', 'positive_mean', 'saved_for_backward',
            'ACTIVATIONS', 'GELU', 'IIEUB', 'SMU', 'XGELU', 'AconC', 'AdaShiftB', 'MetaAcon', 'Mish', 'Pserf', 'ReLU',
            'SiLU', 'SquaredReLU', 'Swish', 'XSiLU', 'cosine_response', 'make_activation', 'Replacement',
-           'TinyPoolFormer', 'TinyViT', 'gate_saturation', 'gradient_asymmetry', 'replace_activations']
+           'TinyPoolFormer', 'TinyViT', 'gate_saturation', 'gradient_asymmetry', 'padding_mask', 'replace_activations']
 
-# %% ../../nbs/fles/index.ipynb #41918d91
+# %% ../../nbs/fles/index.ipynb #fe9766a3
 from .theory import best_steepness, gate_gap, saturation_threshold, suppression_ratio
 from .activation import FleS, FleSAdaS, FleSDG, FleSPN, FleSProto, Gate, Scope, channel_importance, fles, positive_mean, saved_for_backward
 from .baselines import (ACTIVATIONS, GELU, IIEUB, SMU, XGELU, AconC, AdaShiftB, MetaAcon, Mish, Pserf, ReLU, SiLU, SquaredReLU, Swish, XSiLU, cosine_response, make_activation)
-from .models import Replacement, TinyPoolFormer, TinyViT, gate_saturation, gradient_asymmetry, replace_activations
+from .models import Replacement, TinyPoolFormer, TinyViT, gate_saturation, gradient_asymmetry, padding_mask, replace_activations
 
 _all_ = ["best_steepness", "gate_gap", "saturation_threshold", "suppression_ratio",
          "FleS", "FleSAdaS", "FleSDG", "FleSPN", "FleSProto", "Gate", "Scope", "channel_importance", "fles", "positive_mean", "saved_for_backward",
          "ACTIVATIONS", "GELU", "IIEUB", "SMU", "XGELU", "AconC", "AdaShiftB", "MetaAcon", "Mish", "Pserf", "ReLU", "SiLU", "SquaredReLU", "Swish", "XSiLU", "cosine_response", "make_activation",
-         "Replacement", "TinyPoolFormer", "TinyViT", "gate_saturation", "gradient_asymmetry", "replace_activations"]
+         "Replacement", "TinyPoolFormer", "TinyViT", "gate_saturation", "gradient_asymmetry", "padding_mask", "replace_activations"]

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 Scope = Literal["sample", "batch", "window", "causal"]
 Gate = Literal["sigmoid", "erf"]
 
-# %% ../../nbs/fles/activation.ipynb #4f17972e
+# %% ../../nbs/fles/activation.ipynb #6bb08a7d
 def _choice(name: str, value, allowed: Sequence) -> None:
     if value not in allowed: raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
 
 def _check_floating(x) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"x: expected a tensor of floating-point numbers, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}")
+    if x.is_nested or x.layout != torch.strided: raise TypeError(f"x: expected a dense tensor, got a {'nested' if x.is_nested else 'sparse'} one ({x.layout}); pad it and use padding_mask")
 
 def _check_positive(name: str, value) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1: raise ValueError(f"{name}={value!r}: expected an integer of 1 or more")
@@ -36,12 +37,13 @@ def _working(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 def _no_autocast(x: Tensor):
-    return torch.autocast(x.device.type, enabled=False) if torch.is_autocast_enabled(x.device.type) else nullcontext()
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) else nullcontext()
 
 def _cast(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return t if t is None or t.dtype == dtype else t.to(dtype)
 
-# %% ../../nbs/fles/activation.ipynb #7b7bdba8
+# %% ../../nbs/fles/activation.ipynb #62b77ecb
 def _pooled_axes(x: Tensor, dim: int | Sequence[int]) -> tuple[int, ...]:
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     for d in dims:
@@ -49,6 +51,11 @@ def _pooled_axes(x: Tensor, dim: int | Sequence[int]) -> tuple[int, ...]:
     dims = tuple(sorted(d % x.ndim for d in dims))
     if len(set(dims)) != len(dims): raise ValueError(f"dim={dim!r}: expected each axis once")
     return dims
+
+def _looked_into(x: Tensor) -> bool:
+    "Whether something follows the single operations: a torch.func transform, a trace, a tensor subclass. Then there must be no autograd nodes of our own."
+    if torch.compiler.is_compiling(): return False      # takes them apart itself
+    return torch._C._are_functorch_transforms_active() or torch.jit.is_tracing() or type(x) not in (Tensor, nn.Parameter)
 
 def _compiled(x: Tensor) -> bool:
     "Whether the compiled CPU loops take this tensor."
@@ -86,6 +93,9 @@ def _add_share(gx: Tensor | None, x: Tensor, share: Tensor) -> Tensor:
     cpu_add_mask(gx.view(view[0]), x.view(view[0]), share.reshape(share.shape[0] if view[0][0] == x.shape[0] else 1, -1), view[1])
     return gx
 
+def _plain_mean(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    return _cast(x, _working(x)).clamp(min=0).sum(dims, keepdim=True) / (x >= 0).sum(dims, keepdim=True).clamp(min=1)
+
 class _PositiveMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, dims):
@@ -114,7 +124,7 @@ class _MeanAndSelf(torch.autograd.Function):
         x, count = ctx.saved_tensors
         return gx if g is None else _add_share(gx, x, g / count), None
 
-# %% ../../nbs/fles/activation.ipynb #155abc07
+# %% ../../nbs/fles/activation.ipynb #b3d48e45
 def positive_mean(
     x: Tensor,                  # floating, any shape
     dim: int | Sequence[int],   # axes to pool; () leaves every response alone
@@ -123,10 +133,11 @@ def positive_mean(
     "Mean of the non-negative responses, sum(max(x,0)) / max(1, #{x >= 0}). NaN stays NaN. TypeError for integer input, ValueError for axes that x does not have."
     _check_floating(x)
     dims = _pooled_axes(x, dim)
-    mean = _PositiveMean.apply(x, dims) if dims else _cast(x, _working(x)).clamp(min=0)
-    return mean if keepdim or not dims else mean.squeeze(dims)
+    if not dims: return _cast(x, _working(x)).clamp(min=0)
+    mean = _plain_mean(x, dims) if _looked_into(x) else _PositiveMean.apply(x, dims)
+    return mean if keepdim else mean.squeeze(dims)
 
-# %% ../../nbs/fles/activation.ipynb #ece8a03f
+# %% ../../nbs/fles/activation.ipynb #47ee5041
 def _check_scope(x: Tensor, channel_dim: int, scope: str, window) -> int:
     "Channel axis as a non-negative number; errors before any work."
     _check_floating(x)
@@ -143,35 +154,38 @@ def _check_window(window) -> None:
     if not (isinstance(window, (tuple, list)) and len(window) == 2 and all(isinstance(w, int) and not isinstance(w, bool) and w > 0 for w in window)):
         raise ValueError(f"window={window!r}: scope='window' expects two positive integers (height, width)")
 
-def _plain_sums(x: Tensor, positive: bool) -> tuple[Tensor, Tensor]:
+def _plain_sums(x: Tensor, positive: bool, keep: Tensor | None) -> tuple[Tensor, Tensor]:
     "Responses that count, and how often they count, one by one."
-    return (x.clamp(min=0), (x >= 0).to(x.dtype)) if positive else (x, torch.ones_like(x))
+    if positive: return x.clamp(min=0), (x >= 0).to(x.dtype)
+    return (x, torch.ones_like(x)) if keep is None else (x.masked_fill(~keep, 0), keep.to(x.dtype).expand_as(x))
 
-def _windows(x: Tensor, window: tuple[int, int], positive: bool) -> tuple[Tensor, Callable]:
+def _windows(x: Tensor, window: tuple[int, int], positive: bool, keep: Tensor | None) -> tuple[Tensor, Callable]:
     h, w = window
     height, width = x.shape[1:3]                                                            # x: (B, H, W, C)
     def pool(t):
         t = F.pad(t, (0, 0, 0, -width % w, 0, -height % h))
         return t.reshape(t.shape[0], t.shape[1] // h, h, t.shape[2] // w, w, t.shape[3]).sum((2, 4))
-    total, count = map(pool, _plain_sums(x, positive))
+    total, count = map(pool, _plain_sums(x, positive, keep))
     spread = lambda t: t.repeat_interleave(h, 1)[:, :height].repeat_interleave(w, 2)[:, :, :width]
     return total / count.clamp(min=1), spread
 
-def _statistic(x: Tensor, axis: int, scope: str, window, positive: bool = True, fused: bool = True) -> tuple[Tensor, Callable]:
-    "Mean response per channel, (..., C), and how coefficients of that shape broadcast to x."
+def _statistic(x: Tensor, axis: int, scope: str, window, positive: bool = True, fused: bool = True, keep: Tensor | None = None) -> tuple[Tensor, Callable]:
+    "Mean response per channel, (..., C), and how coefficients of that shape broadcast to x. `keep` (True: counts) broadcasts to x."
+    if keep is not None and positive: x, keep = torch.where(keep, x, -1.), None          # below zero: left out
     if scope in ("sample", "batch"):
         dims = tuple(d for d in range(x.ndim) if d != axis and (d or scope == "batch"))
-        if not positive: mean = _cast(x, _working(x)).mean(dims, keepdim=True) if dims else _cast(x, _working(x))
-        elif fused or not dims: mean = positive_mean(x, dims)
+        if not dims: mean = positive_mean(x, ()) if positive else _cast(x, _working(x))
+        elif positive: mean = positive_mean(x, dims) if fused else _plain_mean(x, dims)
+        elif keep is None: mean = _cast(x, _working(x)).mean(dims, keepdim=True)
         else:
-            wide = _cast(x, _working(x))
-            mean = wide.clamp(min=0).sum(dims, keepdim=True) / (x >= 0).sum(dims, keepdim=True).clamp(min=1)
+            total, count = (t.sum(dims, keepdim=True) for t in _plain_sums(_cast(x, _working(x)), False, keep))
+            mean = total / count.clamp(min=1)
         return mean.movedim(axis, -1), lambda t: t.movedim(-1, axis)
-    last = _cast(x, _working(x)).movedim(axis, -1)
+    last, keep = _cast(x, _working(x)).movedim(axis, -1), None if keep is None else keep.movedim(axis, -1)
     if scope == "window":
-        mean, spread = _windows(last, window, positive)
+        mean, spread = _windows(last, window, positive, keep)
         return mean, lambda t: spread(t).movedim(-1, axis)
-    total, count = _plain_sums(last, positive)
+    total, count = _plain_sums(last, positive, keep)
     return total.cumsum(1) / count.cumsum(1).clamp(min=1), lambda t: t.movedim(-1, axis)
 
 # %% ../../nbs/fles/activation.ipynb #414e9ffb
@@ -193,7 +207,7 @@ def channel_importance(
         mean, expand = _statistic(x, axis, scope, window)
         return expand(_relative(mean))
 
-# %% ../../nbs/fles/activation.ipynb #7cb1202c
+# %% ../../nbs/fles/activation.ipynb #f63b21b5
 def _rho(t: Tensor, gate: str) -> Tensor:
     return torch.sigmoid(t) if gate == "sigmoid" else torch.special.ndtr(t)
 
@@ -260,7 +274,7 @@ def _coefficient(name: str, value: Tensor | float, x: Tensor) -> Tensor:
     return c
 
 def _gated(x: Tensor, kv: Tensor, kh: Tensor, shift: Tensor | None, gate: str, fused: bool) -> Tensor:
-    return _Gate.apply(x, kv, kh, shift, gate) if fused else _gate_ops(x, kv, kh, shift, gate)
+    return _Gate.apply(x, kv, kh, shift, gate) if fused and not _looked_into(x) else _gate_ops(x, kv, kh, shift, gate)
 
 # %% ../../nbs/fles/activation.ipynb #375a9350
 def fles(
@@ -323,9 +337,11 @@ class _WholeFleS(torch.autograd.Function):
         heads = (t for k in (gv, gh) for t in (torch.mm(k.t(), h), k.sum(0)))
         return gx.view(x.shape), None, None, gw, gb, torch.mm(gz.t(), u), gz.sum(0), *heads
 
-# %% ../../nbs/fles/activation.ipynb #bdef749e
+# %% ../../nbs/fles/activation.ipynb #8fc3e5b4
 class _ChannelActivation(nn.Module):
     "Knows its channels and says so when an input does not fit."
+    mask: Tensor | None = None      # (B, positions...), True where a position counts; set by `padding_mask`
+
     def __init__(self, channels: int, channel_dim: int = -1):
         super().__init__()
         self.channels = _check_positive("channels", channels)
@@ -336,6 +352,13 @@ class _ChannelActivation(nn.Module):
         axis = _check_scope(x, self.channel_dim, getattr(self, "scope", "sample"), getattr(self, "window", None))
         if x.shape[axis] != self.channels: raise ValueError(f"x has {x.shape[axis]} channels on axis {self.channel_dim}, the {type(self).__name__} was made for {self.channels}")
         return axis
+
+    def _keep(self, x: Tensor, axis: int) -> Tensor | None:
+        "The mask, broadcastable to x; None if there is none or x has no positions."
+        shape = tuple(n for d, n in enumerate(x.shape) if d != axis)
+        if self.mask is None or len(shape) == 1 and len(self.mask) == len(x): return None
+        if self.mask.shape != shape: raise ValueError(f"mask has shape {tuple(self.mask.shape)}: expected {shape}, batch and positions of x, in the {type(self).__name__} for {self.channels} channels")
+        return self.mask.to(x.device).unsqueeze(axis)
 
     def _along(self, parameter: Tensor, x: Tensor) -> Tensor:
         "A (C,) parameter in the working precision, shaped to broadcast along the channel axis."
@@ -362,7 +385,7 @@ class _Scaled(_ChannelActivation):
         self.scope, self.window, self.detach_stats = scope, tuple(window) if scope == "window" else None, bool(detach_stats)
 
     def _mean(self, x: Tensor, axis: int, positive: bool = True) -> tuple[Tensor, Callable]:
-        return _statistic(x.detach() if self.detach_stats else x, axis, self.scope, self.window, positive, self.fused)
+        return _statistic(x.detach() if self.detach_stats else x, axis, self.scope, self.window, positive, self.fused, self._keep(x, axis))
 
     def coefficients(self, x: Tensor) -> tuple[Tensor, Tensor]:
         "(kappa_ve, kappa_ho), each broadcastable to x, float32 (float64 for float64 input)."
@@ -391,7 +414,7 @@ class _Scaled(_ChannelActivation):
 
     def _pooled(self, x: Tensor, axis: int) -> tuple[int, ...]:
         "Axes of the statistic where it and the gate can share one gradient, else ()."
-        shared = self.fused and self.positive and not self.detach_stats and self.scope in ("sample", "batch")
+        shared = self.fused and self.positive and not self.detach_stats and self.scope in ("sample", "batch") and self.mask is None and not _looked_into(x)
         return tuple(d for d in range(x.ndim) if d != axis and (d or self.scope == "batch")) if shared else ()
 
 # %% ../../nbs/fles/activation.ipynb #c6334306

@@ -91,10 +91,10 @@ class XSiLU(_Shaped):
     start = {"a": 0.}
     def _shape(self, x, a): return x * ((1 + 2 * a) * torch.sigmoid(x) - a)
 
-# %% ../../nbs/fles/baselines.ipynb #a527d139
-def _position_mean(x: Tensor, axis: int) -> Tensor:
+# %% ../../nbs/fles/baselines.ipynb #3c66039f
+def _position_mean(x: Tensor, axis: int, keep: Tensor | None) -> Tensor:
     "Mean over a sample's positions, (B, C), in the working precision."
-    return _statistic(x, axis, "sample", None, positive=False)[0].reshape(x.shape[0], x.shape[axis])
+    return _statistic(x, axis, "sample", None, positive=False, keep=keep)[0].reshape(x.shape[0], x.shape[axis])
 
 def _spread(t: Tensor, x: Tensor, axis: int) -> Tensor:
     "(B, C) broadcast to x."
@@ -117,7 +117,7 @@ class MetaAcon(_ChannelActivation):
         if x.numel() == 0: return x.clone()
         if self.training and x.shape[0] == 1: raise ValueError("MetaAcon normalises over the batch: training needs a batch of 2 or more, got 1")
         with _no_autocast(x):
-            mean = _cast(_position_mean(x, axis), self.fc1.weight.dtype)
+            mean = _cast(_position_mean(x, axis, self._keep(x, axis)), self.fc1.weight.dtype)
             beta = torch.sigmoid(self.bn2(self.fc2(self.bn1(self.fc1(mean)))))
             y = _acon(_cast(x, _working(x)), self._along(self.p1, x), self._along(self.p2, x), _cast(_spread(beta, x, axis), _working(x)))
             return y.to(x.dtype)
@@ -134,9 +134,9 @@ class AdaShiftB(_ChannelActivation):
         if x.numel() == 0: return x.clone()
         with _no_autocast(x):
             wide = _cast(x, _working(x))
-            return (wide * torch.sigmoid(wide + _spread(_layer_norm(self.norm, _position_mean(x, axis)), x, axis))).to(x.dtype)
+            return (wide * torch.sigmoid(wide + _spread(_layer_norm(self.norm, _position_mean(x, axis, self._keep(x, axis))), x, axis))).to(x.dtype)
 
-# %% ../../nbs/fles/baselines.ipynb #1eaf8a8a
+# %% ../../nbs/fles/baselines.ipynb #37cc579d
 def cosine_response(
     inputs: Tensor,                 # what the layer saw
     layer: nn.Linear | nn.Conv2d,
@@ -174,7 +174,7 @@ class IIEUB(_ChannelActivation):
         if x.numel() == 0: return x.clone()
         with _no_autocast(x):
             wide, b = _cast(x, _working(x)), self._along(self.b, x)
-            m = -b + torch.sigmoid(_spread(_layer_norm(self.norm, _position_mean(x, axis)), x, axis)) + _cast(cosine, _working(x))
+            m = -b + torch.sigmoid(_spread(_layer_norm(self.norm, _position_mean(x, axis, self._keep(x, axis))), x, axis)) + _cast(cosine, _working(x))
             return torch.where(m < 0, b * wide * torch.exp(m.clamp(max=0)), (b + m) * wide).to(x.dtype)
 
 # %% ../../nbs/fles/baselines.ipynb #ce7e4396

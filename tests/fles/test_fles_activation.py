@@ -406,3 +406,76 @@ def test_one_node_in_threads():
             found.append([y.detach(), *torch.autograd.grad(y.square().sum(), [leaf, *act.parameters()])])
         finally: torch.set_num_threads(1)
     for a, b in zip(*found): assert torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(a.abs().max()))
+
+
+# who looks into the operations -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_func_transforms(kind, fused):
+    act = lively(kind(4, fused=fused).double())
+    x, v = torch.randn(2, 3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    leaf = x.clone().requires_grad_()
+    wanted = torch.autograd.grad(act(leaf).square().sum(), [leaf, *act.parameters()])
+    parameters = {n: p.detach() for n, p in act.named_parameters()}
+    run = lambda p, x: torch.func.functional_call(act, p, (x,)).square().sum()
+    gp, gx = torch.func.grad(run, (0, 1))(parameters, x)
+    for a, b in zip((gx, *gp.values()), wanted): assert torch.allclose(a, b)
+    tangent = torch.func.jvp(lambda x: run(parameters, x), (x,), (v,))[1]
+    assert torch.allclose(tangent, (wanted[0] * v).sum())
+    each = torch.func.vmap(torch.func.grad(lambda p, x: run(p, x[None])), (None, 0))(parameters, x)                # per-sample gradients
+    for i in range(3):
+        for a, b in zip(each.values(), torch.autograd.grad(act(x[i:i + 1]).square().sum(), list(act.parameters()))): assert torch.allclose(a[i], b)
+    assert torch.allclose(torch.func.vmap(act)(torch.stack([x, v])), torch.stack([act(x), act(v)]))
+    assert torch.allclose(torch.func.hessian(lambda x: run(parameters, x))(x).reshape(60, 60), torch.autograd.functional.hessian(lambda x: run(parameters, x), x).reshape(60, 60))
+    k = torch.rand(3, 1, 4, dtype=torch.float64)
+    assert torch.allclose(torch.func.vmap(lambda x, k: fles(x, k, k) + positive_mean(x, 0) + channel_importance(x[None], scope="sample")[0])(x, k), fles(x, k, k) + positive_mean(x, 1) + channel_importance(x, scope="sample"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forward_mode_without_func_works_or_raises(kind):
+    x, v = torch.randn(2, 2, 5, 4, dtype=torch.float64)
+    for fused in (True, False):
+        act = lively(kind(4, fused=fused).double())
+        def tangent():
+            with torch.autograd.forward_ad.dual_level(): return torch.autograd.forward_ad.unpack_dual(act(torch.autograd.forward_ad.make_dual(x, v))).tangent
+        if fused:
+            with pytest.raises(NotImplementedError, match="jvp"): tangent()
+        else: assert torch.allclose(tangent(), torch.autograd.functional.jvp(act, x, v)[1])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_traces_are_of_the_formula_and_can_be_saved(kind, tmp_path):
+    act, x, other = lively(kind(4)), *torch.randn(2, 3, 5, 4)
+    torch.jit.save(torch.jit.trace(act, x), tmp_path / "act.pt")
+    assert torch.allclose(torch.jit.load(tmp_path / "act.pt")(other), act(other), atol=1e-6)
+    exported = torch.export.export(act, (x,)).module()
+    assert torch.allclose(exported(other), act(other), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [FleS, FleSAdaS, FleSDG])
+def test_compile(kind):
+    act, x = lively(kind(4)), torch.randn(3, 5, 4)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    y, z = torch.compile(act, backend="aot_eager", fullgraph=True)(a), act(b)
+    assert torch.allclose(y, z, atol=1e-6)
+    for mine, other in zip(*(torch.autograd.grad(t.square().sum(), [leaf, *act.parameters()]) for t, leaf in ((y, a), (z, b)))): assert torch.allclose(mine, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shapes_without_data(kind):
+    from torch._subclasses import FakeTensorMode
+    assert kind(4).to("meta")(torch.empty(3, 5, 4, device="meta")).shape == (3, 5, 4)
+    with FakeTensorMode(): assert kind(4)(torch.randn(3, 5, 4)).shape == (3, 5, 4)
+    class Named(torch.Tensor): pass
+    x = torch.randn(3, 5, 4)
+    act = lively(kind(4))
+    assert torch.allclose(act(x.as_subclass(Named)).as_subclass(torch.Tensor), act(x), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nested_and_sparse_tensors_are_named():
+    parts = [torch.randn(3, 4), torch.randn(2, 4)]
+    for x, text in ((torch.nested.nested_tensor(parts), "nested"), (torch.nested.nested_tensor(parts, layout=torch.jagged), "nested"), (torch.randn(3, 4).to_sparse(), "sparse")):
+        for call in (FleS(4), lambda x: positive_mean(x, 0), lambda x: fles(x, 1., 1.)):
+            with pytest.raises(TypeError, match=f"^x: expected a dense tensor, got a {text}"): call(x)

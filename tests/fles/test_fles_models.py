@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from iclr26.fles import FleS, FleSDG, Replacement, TinyPoolFormer, TinyViT, gate_saturation, gradient_asymmetry, replace_activations
+from iclr26.fles import (IIEUB, AdaShiftB, FleS, FleSAdaS, FleSDG, FleSPN, FleSProto, MetaAcon, Replacement, TinyPoolFormer, TinyViT, gate_saturation, gradient_asymmetry,
+                         padding_mask, replace_activations)
 
 torch.set_num_threads(1)
 
@@ -225,7 +226,7 @@ def test_gpt(tf):
     with pytest.raises(ValueError, match="example_input"): replace_activations(net, "fles", target="NewGELUActivation")     # registered behind both layers
     pooled = copy.deepcopy(net)
     with pytest.warns(UserWarning, match="use_cache=False"): done = replace_activations(net, "fles", target="NewGELUActivation", example_input=dict(input_ids=ids), scope="causal")
-    replace_activations(pooled, "fles", target="NewGELUActivation", example_input=(ids,))
+    with pytest.warns(UserWarning, match="transformer.h.0.mlp.act and 1 more is causal"): replace_activations(pooled, "fles", target="NewGELUActivation", example_input=(ids,))
     assert [r.channels for r in done] == [128, 128]
     later = ids.clone()
     later[:, 5:] = (later[:, 5:] + 7) % 50
@@ -259,12 +260,162 @@ def test_a_cache_and_the_causal_scope_warn(nested):
         assert same(state, snapshot(model))
 
 
-def test_padding_enters_the_statistic():
-    act = FleS(4)
-    with torch.no_grad(): act.head_ho.weight.normal_(generator=torch.Generator().manual_seed(1))
-    x = torch.randn(2, 5, 4)
-    padded = torch.cat([x, torch.full((2, 3, 4), 2.)], 1)
-    assert not torch.allclose(act(padded)[:, :5], act(x), atol=1e-4)                                        # as the page says
+# padding ---------------------------------------------------------------------------------------------------------------
+STATISTICS = [FleS, FleSPN, FleSAdaS, FleSProto, AdaShiftB, MetaAcon]
+
+
+def lively(act):
+    with torch.no_grad():
+        for p in act.parameters(): p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(p.dtype) * .3)
+    return act.eval()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kind, scope", [*((kind, scope) for kind in STATISTICS[:4] for scope in ("sample", "causal")), (AdaShiftB, None), (MetaAcon, None)])
+@pytest.mark.parametrize("left", [True, False])
+def test_a_padded_text_gives_what_it_gives_alone(kind, scope, left, fused):
+    torch.manual_seed(0)
+    act = lively(kind(4, **(dict(scope=scope, fused=fused) if scope else {})))
+    x, mask = torch.randn(3, 7, 4), torch.ones(3, 7, dtype=torch.long)
+    for row, n in ((1, 3), (2, 6)): mask[row, :7 - n] = 0
+    if not left: mask = mask.flip(1)
+    x[mask == 0] = torch.tensor([50., 1., -3., 9.])
+    leaf = x.clone().requires_grad_()
+    with padding_mask(act, mask):
+        y = act(leaf)
+        grad, = torch.autograd.grad(y[mask == 1].square().sum(), leaf)
+    for i in range(3):
+        real = x[i:i + 1, mask[i] == 1].requires_grad_()
+        alone = act(real)
+        assert torch.allclose(y[i:i + 1, mask[i] == 1], alone, atol=1e-6)
+        assert torch.allclose(grad[i:i + 1, mask[i] == 1], torch.autograd.grad(alone.square().sum(), real)[0], atol=1e-5)
+    assert not torch.allclose(act(x)[mask == 1], y[mask == 1], atol=1e-4) or scope == "causal" and not left # without the mask it enters
+    x[mask == 0] = math.nan                                                                                 # whatever stands there
+    with padding_mask(act, mask): assert torch.equal(act(x)[mask == 1], y[mask == 1])
+
+
+def test_padding_in_batches_and_windows():
+    act, x, mask = lively(FleSProto(4)), torch.randn(3, 5, 4), torch.rand(3, 5) < .6
+    with padding_mask(act, mask): got = act.coefficients(x)
+    for a, b in zip(got, act.coefficients(x[mask][None])): assert torch.allclose(a, b, atol=1e-6)           # all tokens of all texts
+    for kind in (FleS, FleSPN):
+        act, x, mask = lively(kind(4, channel_dim=1, scope="window", window=(2, 3))), torch.randn(2, 4, 5, 6), torch.rand(2, 5, 6) < .6
+        with padding_mask(act, mask): kv, kh = act.coefficients(x)
+        flat = kind(4)
+        flat.load_state_dict(act.state_dict())
+        for b in range(2):
+            for i in range(0, 5, 2):
+                for j in range(0, 6, 3):
+                    part = x[b, :, i:i + 2, j:j + 3][:, mask[b, i:i + 2, j:j + 3]].T[None]
+                    assert torch.allclose(kh[b, :, i, j], flat.coefficients(part)[1].flatten() if part.numel() else flat.coefficients(-torch.ones(1, 1, 4) if kind is FleS else torch.zeros(1, 1, 4))[1].flatten(), atol=1e-6)
+
+
+def test_masks_are_checked_nested_and_cleaned_up():
+    model, x, mask = nn.Sequential(FleS(4), FleSDG(4), IIEUB(4)), torch.randn(2, 5, 4), torch.ones(2, 5)
+    for bad, text in ((mask[0], "mask.*(5,)"), ([[1]], "list"), (mask * 2, "mask"), (torch.zeros(2, 5).masked_fill(mask > 0, -math.inf), "mask")):
+        with pytest.raises(ValueError, match=text), padding_mask(model, bad): pass
+    with pytest.raises(ValueError, match="no activation"), padding_mask(nn.Sequential(FleSDG(4), nn.GELU()), mask): pass
+    for other in (torch.randn(2, 6, 4), torch.randn(3, 5, 4), torch.randn(10, 4)):
+        with pytest.raises(ValueError, match=r"mask has shape \(2, 5\)"), padding_mask(model, mask): model[0](other)
+    assert model[0].mask is None
+    with padding_mask(model, mask):
+        assert torch.allclose(model[0](x), FleS.forward(copy.deepcopy(model[0]), x)) and model[0](x[:, 0]).shape == (2, 4)      # one position a sample: nothing to pad
+        with padding_mask(model[0], mask.bool() & (torch.arange(5) < 3)): inner = model[0].mask
+        assert inner.sum() == 6 and model[0].mask.all() and model[2].mask.all()
+        assert torch.equal(model[2](x, x), model[2](x.clone(), x))
+    assert model[0].mask is model[2].mask is None and "mask" not in model[0].state_dict()
+    plain = FleS(4)
+    with padding_mask(plain, mask): masked = plain(x)
+    assert torch.allclose(masked, plain(x), atol=1e-6)                                                      # all ones change nothing
+
+
+def test_bert_with_padding(tf):
+    torch.manual_seed(0)
+    net = tf.BertModel(tf.BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)).eval()
+    replace_activations(net, "fles")
+    for m in net.modules():
+        if isinstance(m, FleS): nn.init.normal_(m.head_ho.weight)
+    ids, mask = torch.randint(50, (3, 9)), torch.ones(3, 9, dtype=torch.long)
+    mask[1, 4:] = mask[2, 7:] = 0
+    with torch.no_grad():
+        with padding_mask(net, mask): y = net(input_ids=ids, attention_mask=mask).last_hidden_state
+        plain = net(input_ids=ids, attention_mask=mask).last_hidden_state
+        for i, n in enumerate((9, 4, 7)):
+            alone = net(input_ids=ids[i:i + 1, :n]).last_hidden_state[0]
+            assert torch.allclose(y[i, :n], alone, atol=1e-6) and (n == 9 or not torch.allclose(plain[i, :n], alone, atol=1e-4))
+
+
+# what transformers and diffusers do ------------------------------------------------------------------------------------
+SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+
+
+@pytest.mark.parametrize("side", [4, 8])
+def test_as_many_tokens_as_channels(tf, side):
+    "Segformer: linear, convolution on the map, back to tokens, activation. At side 8 the second stage has 64 tokens and 64 channels, and the shape tells nothing."
+    net = tf.SegformerModel(tf.SegformerConfig(num_channels=1, hidden_sizes=[8, 16], depths=[1, 1], num_attention_heads=[1, 1], num_encoder_blocks=2, patch_sizes=[3, 3], strides=[2, 2], sr_ratios=[1, 1], mlp_ratios=[4, 4]))
+    example, state = torch.randn(1, 1, 4 * side, 4 * side), snapshot(net)
+    if side == 8:
+        with pytest.raises(ValueError, match="stages.1.*different numbers of positions and channels"): replace_activations(net, "fles", example_input=example)
+        assert same(state, snapshot(net))
+        return
+    done = replace_activations(net, "fles", example_input=example)
+    assert [(r.channels, r.channel_dim) for r in done] == [(32, -1), (64, -1)]
+
+
+class Reshaped(nn.Module):
+    def __init__(self, layer, between):
+        super().__init__()
+        self.act, self.layer, self.between = nn.GELU(), layer, between
+    def forward(self, x): return self.act(self.between(self.layer(x)))
+
+
+@pytest.mark.parametrize("layer, between, shape, wanted", [
+    (nn.Conv2d(1, 9, 1), lambda t: t.flatten(2), (1, 1, 3, 3), 1), (nn.Conv2d(1, 9, 1), lambda t: t.flatten(2).transpose(1, 2), (1, 1, 3, 3), None), (nn.Conv2d(1, 3, 1), lambda t: t.permute(0, 2, 3, 1), (2, 1, 3, 3), None),
+    (nn.Linear(4, 6), lambda t: t.view(2, 2, 3, 6), (2, 6, 4), -1), (nn.Linear(4, 6), lambda t: t.transpose(1, 2), (2, 6, 4), None), (nn.Linear(4, 6), lambda t: t.transpose(1, 2), (2, 5, 4), None),
+    (nn.Linear(4, 6), lambda t: t + 1, (2, 5, 4), -1), (nn.Conv2d(1, 9, 1), lambda t: t.flatten(2), (1, 1, 2, 3), 1)])
+def test_the_axis_is_never_guessed(layer, between, shape, wanted):
+    model = Reshaped(layer, between)
+    state = snapshot(model)
+    if wanted is None:
+        with pytest.raises(ValueError, match="act: its channels .*another example_input"): replace_activations(model, "fles", example_input=torch.randn(shape))
+        assert same(state, snapshot(model))
+    else: assert replace_activations(model, "fles", example_input=torch.randn(shape))[0].channel_dim == wanted
+
+
+def test_diffusers_transformers():
+    diffusers = pytest.importorskip("diffusers")
+    wan = diffusers.WanTransformer3DModel(patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=16, freq_dim=16, ffn_dim=32, num_layers=2, rope_max_seq_len=32).eval()
+    cog = diffusers.CogVideoXTransformer3DModel(num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=4, time_embed_dim=2, text_embed_dim=8, num_layers=2, sample_width=8, sample_height=8, sample_frames=5,
+                                                patch_size=2, temporal_compression_ratio=4, max_text_seq_length=8).eval()
+    batches = (dict(hidden_states=torch.randn(1, 4, 2, 8, 8), timestep=torch.tensor([3]), encoder_hidden_states=torch.randn(1, 5, 16)),
+               dict(hidden_states=torch.randn(1, 2, 4, 8, 8), encoder_hidden_states=torch.randn(1, 8, 8), timestep=torch.tensor([1])))
+    for net, batch, blocks, width in ((wan, batches[0], wan.blocks, 32), (cog, batches[1], cog.transformer_blocks, 64)):
+        state = snapshot(net)
+        with pytest.raises(ValueError, match=r"net\.0 \(diffusers.* is a layer with its activation \(proj\)"): replace_activations(net, "fles", target="GELU", example_input=batch)   # would drop the projection
+        assert same(state, snapshot(net))
+        ffs = [getattr(block, "ffn", None) or block.ff for block in blocks]
+        for ff in ffs: ff.net[0] = nn.Sequential(ff.net[0].proj, nn.GELU("tanh"))                            # as the message says
+        done = [r for r in replace_activations(net, "fles", example_input=batch) if ".net.0.1" in r.name]
+        assert [(r.channels, r.channel_dim) for r in done] == [(width, -1)] * 2
+        net(**batch)[0].square().mean().backward()
+        assert all(p.grad is not None for ff in ffs for p in ff.net[0][1].parameters())
+
+
+def test_causal_attention_wants_causal_statistics(tf):
+    ids, names = torch.randint(50, (1, 6)), ("NewGELUActivation", "SiLUActivation", "GELUActivation", "ReLU")
+    t5 = lambda: tf.T5ForConditionalGeneration(tf.T5Config(vocab_size=50, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, decoder_start_token_id=0, use_cache=False))
+    llama = lambda: tf.LlamaForCausalLM(tf.LlamaConfig(vocab_size=50, use_cache=False, **SMALL))
+    decoder = lambda: tf.BertLMHeadModel(tf.BertConfig(vocab_size=50, is_decoder=True, use_cache=False, **SMALL))
+    bert = lambda: tf.BertModel(tf.BertConfig(vocab_size=50, **SMALL))
+    vit = lambda: tf.ViTModel(tf.ViTConfig(image_size=8, patch_size=2, num_channels=1, **SMALL))
+    example = lambda build: dict(pixel_values=torch.randn(1, 1, 8, 8)) if build is vit else dict(input_ids=ids, decoder_input_ids=ids) if build is t5 else dict(input_ids=ids)
+    for build, where in ((llama, "model.layers.0.mlp.act_fn and 1 more"), (decoder, "bert.encoder.layer.0.intermediate.intermediate_act_fn and 2 more"), (t5, "decoder.block.0.layer.1.DenseReluDense.act|decoder.block.0.layer.2.DenseReluDense.act and 1 more")):
+        for activation in ("fles", "fles_proto", "adashift_b"):
+            with pytest.warns(UserWarning, match=f"({where}) is causal.*scope='causal'"): replace_activations(build(), activation, target=names, example_input=example(build))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for build, activation, kw in ((llama, "fles", dict(scope="causal")), (llama, "fles_dg", {}), (llama, "swish", {}), (decoder, "fles_pn", dict(scope="causal")), (t5, "fles", dict(scope="causal")), (bert, "fles", {}), (vit, "fles", {})):
+            assert replace_activations(build(), activation, target=names, example_input=example(build), **kw)
 
 
 @pytest.mark.parametrize("factory, kw", [(3, {}), (None, {}), (FleS(4), {}), (nn.GELU, {}), (lambda: nn.ReLU(), {}), (lambda channels: nn.ReLU(), {}), (lambda channels, channel_dim: nn.ReLU(), dict(scope="causal"))])
@@ -308,6 +459,8 @@ def test_saturation_faults_and_cleaning_up():
     for call, text in ((lambda: gate_saturation(model, [x], eps=0), "eps"), (lambda: gate_saturation(model, [x], eps=1.), "eps"), (lambda: gate_saturation(model, [x], layers=["9"]), "'9'"),
                        (lambda: gate_saturation(model, []), "loader"), (lambda: gate_saturation(nn.Linear(2, 2), [x]), "no activation")):
         with pytest.raises(ValueError, match=text): call()
+    for one in (x, dict(x=x), "digits"):
+        with pytest.raises(TypeError, match="loader.*\\[batch\\]"): gate_saturation(model, one)
     with pytest.raises(RuntimeError): gate_saturation(model, [torch.randn(2, 99)])
     assert model.training and model[2].training and not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
