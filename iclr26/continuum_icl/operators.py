@@ -426,7 +426,7 @@ def _gradient_symbol(grid: Grid) -> Tensor:  # [*shape]
         parts.append(torch.where(nyquist, 0.0, k).square())
     return sum(parts).sqrt()
 
-# %% ../../nbs/continuum_icl/operators.ipynb #3c4fc553
+# %% ../../nbs/continuum_icl/operators.ipynb #9aced291
 class OperatorKernel:
     "kappa(f, f') = k_x(f, f') K_y. ValueError if the two live on different grids."
     def __init__(
@@ -449,7 +449,12 @@ class OperatorKernel:
         check_fields("a", a, self.grid, lead=2)
         if b is None: b = a
         elif len(check_fields("b", b, self.grid, lead=2)) != len(a): raise ValueError(f"b has shape {tuple(b.shape)}: expected {len(a)} batch elements, as in a")
-        return self.kx(a, b)
+        if b.dtype != a.dtype: raise TypeError(f"b has dtype {b.dtype}: expected that of a, {a.dtype}")
+        return self.evaluate(a, b)
+
+    def evaluate(self, a: Tensor, b: Tensor) -> Tensor:
+        "`gram` without the checks."
+        return getattr(self.kx, "evaluate", self.kx)(a, b)
 
     def max_stable_step(
         self,

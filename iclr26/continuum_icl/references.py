@@ -84,17 +84,17 @@ def objective(
     residual = u - apply_operator(kernel, f, alpha, f)
     return 0.5 * kernel.grid.inner(residual, residual).sum(-1)
 
-# %% ../../nbs/continuum_icl/references.ipynb #119f9646
+# %% ../../nbs/continuum_icl/references.ipynb #ff9dbc32
 def depth_filter(
     x: Tensor,           # r * S_k * lambda_i
     steps: int | float,  # gradient steps m >= 0
 ) -> Tensor:
     "phi_m of (4), the share of the signal that m steps fit, to full relative precision also for small x."
     if steps == 0: return torch.zeros_like(x)
-    change = torch.expm1(steps * torch.log1p(-torch.minimum(x, 2 - x)))   # |1 - x|^m - 1
+    change = torch.minimum(x, 2 - x).neg_().log1p().mul_(steps).expm1_()   # |1 - x|^m - 1
     return -change if steps % 2 == 0 else torch.where(x > 1, 2 + change, -change)
 
-# %% ../../nbs/continuum_icl/references.ipynb #ab2ec9cc
+# %% ../../nbs/continuum_icl/references.ipynb #f565e777
 def _tracks(*tensors) -> bool: return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
 def _geometric_sum(a: Tensor, steps: int) -> Tensor:
@@ -140,8 +140,8 @@ def closed_form(
     values = _away_from_zero(values)[..., None]
     share, cross = depth_filter(values * (step * symbol), steps), vectors.mT @ cross / values
     if cross.shape[-1] == 1:                                    # one question: first its weight on every example and mode
-        weights = vectors @ (share * cross)
-        answer = (target * weights).sum(1, keepdim=True)
+        weights = vectors * cross.mT @ share
+        answer = target.mul_(weights).sum(1, keepdim=True)
     else: answer = _mix(cross.mT, _mix(vectors.mT, target) * share)
     return _finite(from_columns(grid, torch.view_as_real(answer).flatten(2)), steps, step)
 
@@ -149,7 +149,8 @@ def _similarities(kernel: OperatorKernel, f: Tensor, f_test: Tensor) -> tuple[Te
     "K_x and g. A single question joins the context, so that fields are read once (not for gradients of the question alone, which would then flow through K_x)."
     n = f.shape[1]
     if f_test.shape[1] > 1 or f_test.requires_grad: return kernel.gram(f), kernel.gram(f, f_test)
-    gram = kernel.gram(torch.cat([f, f_test], 1))
+    fields = torch.cat([f, f_test], 1)
+    gram = kernel.evaluate(fields, fields)
     return gram[:, :n, :n], gram[:, :n, n:]
 
 def _mix(matrix: Tensor, tokens: Tensor) -> Tensor:

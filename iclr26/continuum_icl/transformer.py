@@ -76,7 +76,7 @@ def damped(columns: Tensor, symbol: Tensor) -> Tensor:
     if not symbol.is_complex(): return columns * symbol
     return torch.view_as_real(torch.view_as_complex(columns.unflatten(-1, (-1, 2))) * symbol).flatten(-2)
 
-# %% ../../nbs/continuum_icl/transformer.ipynb #fbed6209
+# %% ../../nbs/continuum_icl/transformer.ipynb #3e4f7c4b
 class ContinuumTransformer(nn.Module):
     "In-context operator learner: `n_layers` of (2). Depth is the number of gradient steps and with it the regularisation."
     def __init__(
@@ -164,7 +164,7 @@ class ContinuumTransformer(nn.Module):
         keys = _weighted(w_k, "w_k", f[:, :-1], None if coefficients is None else coefficients[:, :-1])
         queries = _weighted(w_q, "w_q", f, coefficients)
         training = any(p.requires_grad for w in (w_q, w_k) for p in w.parameters())   # diverging weights show in the loss, not as bad input
-        return getattr(self.kernel.kx, "evaluate", self.kernel.gram)(keys, queries) if training else self.kernel.gram(keys, queries)
+        return (self.kernel.evaluate if training else self.kernel.gram)(keys, queries)
 
 # %% ../../nbs/continuum_icl/transformer.ipynb #e6a54ca0
 def _descend(y: Tensor, layers: list[Tensor], symbol: Tensor, kept: slice | None, in_place: bool) -> Tensor:

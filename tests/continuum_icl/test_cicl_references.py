@@ -266,8 +266,8 @@ def test_gradients_flow_also_through_repeated_eigenvalues():
     for steps in (0, 1, 6):
         assert torch.autograd.gradcheck(lambda f, u, t: closed_form(kernel, f, u, t, steps=steps, step=0.5), (leaf(f), leaf(u), leaf(f_test)))
         assert torch.autograd.gradcheck(lambda f, t: expected_risk(kernel, f, t, steps=steps, step=0.5), (leaf(f), leaf(f_test)))
-    assert torch.autograd.gradcheck(lambda u: closed_form(kernel, f, u, f_test, steps=6, step=0.5), (leaf(u),))
-    for t in (f_test, f_test[:, :1]):                                               # of the question alone
+    for t in (f_test, f_test[:, :1]):                                               # of the outputs, of the question alone
+        assert torch.autograd.gradcheck(lambda u: closed_form(kernel, f, u, t, steps=6, step=0.5), (leaf(u),))
         assert torch.autograd.gradcheck(lambda t: closed_form(kernel, f, u, t, steps=6, step=0.5), (leaf(t),))
         assert torch.autograd.gradcheck(lambda t: expected_risk(kernel, f, t, steps=6, step=0.5), (leaf(t),))
     assert torch.autograd.gradcheck(lambda f, u, t: blup(kernel, f, u, t, ridge=0.1)[0], (leaf(f), leaf(u), leaf(f_test)))
