@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['MATHS', 'FLOORS', 'SiteError', 'reading_order', 'read_config', 'sidebar_pages', 'depends_on', 'content_key',
            'execute', 'reproduction', 'process', 'formulas', 'typeset', 'page', 'from_the_top', 'paper_facts',
-           'run_facts', 'api_pages', 'link_names', 'resolve', 'render', 'seal', 'check_site', 'build', 'assemble',
-           'readme', 'readme_faults', 'repository_links']
+           'run_facts', 'api_pages', 'link_names', 'resolve', 'render', 'hang_lines', 'seal', 'check_site', 'build',
+           'assemble', 'readme', 'readme_faults', 'repository_links']
 
 # %% ../../nbs/lab/site.ipynb #e77a85f6
 import functools, hashlib, html, inspect, json, os, re, shutil, subprocess, sys, tempfile
@@ -138,9 +138,10 @@ def execute(
 # %% ../../nbs/lab/site.ipynb #5bca5d6c
 def _kernel_env(checkout: Path) -> dict:
     "Environment of a kernel: this package first on the path, one thread for small models, fixed hashing."
+    from iclr26.lab.runs import NO_WIDGETS
     here = str(Path(iclr26.__file__).resolve().parents[1])
     path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **os.environ, "PYTHONPATH": path,
+    return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONWARNINGS": NO_WIDGETS, **os.environ, "PYTHONPATH": path,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]), "COLUMNS": "90", "NO_COLOR": "1", "TERM": "dumb"}
 
 def _where(notebook: Path, checkout: Path, nb) -> str:
@@ -468,8 +469,27 @@ def render(
     made.out = out.resolve()
     try: made.build()
     except (config.BuildError, config.ConfigError) as error: raise SiteError([f"smalldocs: {error}"]) from None
+    for path in out.rglob("*.html"): path.write_text(hang_lines(path.read_text(encoding="utf8")), encoding="utf8")
     return [w for w in made.warnings if "broken link" not in w]
 
+# %% ../../nbs/lab/site.ipynb #c0de1a5f
+def hang_lines(
+    page: str,  # HTML
+) -> str:  # HTML of the same text, each line of code and output a `<span class="line">` that knows its indentation
+    "Make lines of code elements, which the style sheet wraps with a hanging indent. Output in columns stays as it is."
+    def lines(code):
+        open_tags = []
+        for line in code.split("\n"):
+            start, text = "".join(open_tags), re.sub("<[^>]*>", "", line)
+            for tag in re.findall("<[^>]*>", line): open_tags.pop() if tag.startswith("</") else open_tags.append(tag)
+            body = start + line + "</span>" * len(open_tags)
+            yield f'<span class="line" style="--indent:{len(text) - len(text.lstrip())}ch">{body}</span>' if text.strip() else body
+    def block(found):
+        columns = found[1] == "<pre><code>" and len(re.findall(r"^.*\S {2,}\S", found[2], re.M)) > 1
+        return found[0] if columns else found[1] + "\n".join(lines(found[2]))
+    return re.sub(r'(<pre><code>|<code class="sourceCode[^"]*">)(.*?)(?=</code>)', block, page, flags=re.S)
+
+# %% ../../nbs/lab/site.ipynb #c0de1a61
 def seal(
     site: Path,  # rendered site
 ) -> None:

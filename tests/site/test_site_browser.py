@@ -33,6 +33,7 @@ OBSERVE = r"""() => {
     maths: [...main.querySelectorAll('math')].map(e => [where(e), ...size(e), getComputedStyle(e).display]),
     images: [...document.querySelectorAll('img')].map(e => [e.alt, e.naturalWidth, e.naturalHeight]),
     text: prose.textContent,
+    output: [...main.querySelectorAll('.cell-output pre')].map(e => e.textContent).join('\n'),
     external: [...document.querySelectorAll('script[src], link[rel=stylesheet], img, iframe')].map(e => e.src || e.href).filter(u => /^https?:/.test(u) && !u.startsWith(location.origin)),
     scripts: [...document.scripts].map(s => s.src).filter(s => /katex|mathjax/i.test(s)),
   };
@@ -40,7 +41,8 @@ OBSERVE = r"""() => {
 WIDE = r"""() => {
   const inBox = e => { for (let p = e.parentElement; p; p = p.parentElement) if (['auto', 'scroll', 'hidden', 'clip'].includes(getComputedStyle(p).overflowX)) return true; return false; };
   const wide = [...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !inBox(e));
-  return [document.scrollingElement.scrollWidth, wide.slice(0, 5).map(e => e.tagName + ' ' + e.className + ' ' + e.textContent.trim().slice(0, 40))];
+  const cut = [...document.querySelectorAll('main .sourceCode pre')].filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent.slice(0, 40));
+  return [document.scrollingElement.scrollWidth, cut, wide.slice(0, 5).map(e => e.tagName + ' ' + e.className + ' ' + e.textContent.trim().slice(0, 40))];
 }"""
 LIGHTNESS = r"""selector => {
   const rgb = text => { const c = document.createElement('canvas').getContext('2d', {willReadFrequently: true}); c.fillStyle = text; c.fillRect(0, 0, 1, 1); return [...c.getImageData(0, 0, 1, 1).data]; };
@@ -108,8 +110,8 @@ def visits(browser, base, site) -> dict:
         seen[name] = page.evaluate(OBSERVE)
         page.set_viewport_size(PHONE)
         page.wait_for_timeout(60)
-        width, wide = page.evaluate(WIDE)
-        seen[name] |= {**log, "width": width, "wide": wide}
+        width, cut, wide = page.evaluate(WIDE)
+        seen[name] |= {**log, "width": width, "cut": cut, "wide": wide}
     context.close()
     return seen
 
@@ -183,8 +185,25 @@ def test_no_horizontal_scroll_on_a_phone(visits):
     assert faults(visits, lambda seen: [seen["width"], seen["wide"]] if seen["width"] > PHONE["width"] or seen["wide"] else None) == {}
 
 
-def test_no_page_shows_a_traceback(visits):
+def test_long_lines_of_code_wrap(visits):
+    assert faults(visits, lambda seen: seen["cut"]) == {}
+
+
+def test_what_wraps_stands_deeper_than_its_line(page, base):
+    page.set_viewport_size(PHONE)
+    page.goto(base + "lab/site.html")
+    edges = page.locator("main .sourceCode span.line").evaluate_all("""all => all.filter(e => e.textContent.search(/\\S/) <= 16).map(e => {
+        const part = (node, from, to) => { const r = document.createRange(); r.setStart(node, from); r.setEnd(node, to); return [...r.getClientRects()].filter(r => r.width); };
+        const texts = document.createTreeWalker(e, NodeFilter.SHOW_TEXT), boxes = [];
+        for (let node = texts.nextNode(); node; node = texts.nextNode())
+            for (const word of node.data.matchAll(/\\S+/g)) boxes.push(...part(node, word.index, word.index + word[0].length));
+        return boxes.map(r => [Math.round(r.top), r.left]); }).map(b => [b[0], b.find(r => r[0] > b[0][0] + 8)]).filter(([first, wrapped]) => wrapped).map(([first, wrapped]) => [first[1], wrapped[1]])""")
+    assert sum(wrapped > first for first, wrapped in edges) > 20 and all(wrapped >= first for first, wrapped in edges)  # equal: the first word had to wrap
+
+
+def test_no_page_shows_a_traceback_or_a_warning(visits):
     assert faults(visits, lambda seen: "Traceback (most recent call last)" in seen["text"]) == {}
+    assert faults(visits, lambda seen: re.findall(r"\S*site-packages\S*|/ipykernel_\S*|\b\w*Warning: .*", seen["output"])) == {}
 
 
 @pytest.mark.parametrize("scheme", ["http", "file"])

@@ -10,6 +10,8 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from iclr26.lab import site
 from iclr26.lab.papers import SHARED_FOLDERS, THEMES, list_papers
@@ -214,12 +216,30 @@ def test_build_from_end_to_end(checkout, tmp_path):
     assert "not listed in _quarto.yml, left out: nbs/extra.ipynb" in lines and not (out / "extra.html").exists()
     theory, index = (out / "demo" / "theory.html").read_text(), (out / "demo" / "index.html").read_text()
     assert "<math" in theory and "$" not in re.sub(r"(?s)<(script|style)\b.*?</\1>", "", theory) and 'href="#eq:later"' in theory
-    assert "Halving numbers" in index and "https://arxiv.org/abs/2600.00001" in index and "<code>42</code>" in index
+    assert "Halving numbers" in index and "https://arxiv.org/abs/2600.00001" in index and re.search(r"<code><span[^>]*>42</span></code>", index)
     assert '<a href="../demo/index.html">from the top</a>' in theory
     assert "not_there_yet" not in index and "Empty" not in index
     search = json.loads((out / "search.json").read_text())
     assert {e["title"] for e in search} >= {"Home", "Theory"} and json.loads((out / "search.js").read_text().removeprefix("window.searchIndex = ").rstrip().rstrip(";")) == search
     assert not re.search(r"@import", "".join(p.read_text() for p in (out / "site_libs" / "themes").glob("*.css")))
+
+
+TOKENS = st.lists(st.tuples(st.sampled_from(["", "kw", "st"]), st.text("ab &lt;\n\t", max_size=8)), max_size=6)
+
+@given(TOKENS)
+def test_hanging_lines_keep_the_text_and_close_what_they_open(tokens):
+    text = lambda html: re.sub("<[^>]*>", "", html)
+    block = "".join(f'<span class="{cls}">{t}</span>' if cls else t for cls, t in tokens)
+    page = f'<p>a  b</p><pre><code class="sourceCode python">{block}</code></pre>'
+    hung = site.hang_lines(page)
+    assert text(hung) == text(page)
+    for line in hung.split('python">')[1].split("</code>")[0].split("\n"): assert line.count("<span") == line.count("</span>")
+    assert len(re.findall('class="line"', hung)) == sum(bool(line.strip()) for line in text(block).split("\n"))
+
+
+@pytest.mark.parametrize("output, wrapped", [("a long sentence", 1), ("two\nsentences,  one with a gap", 2), ("name  n\nalpha 12  b\nbeta  3", 0)])
+def test_output_wraps_unless_it_is_a_table(output, wrapped):
+    assert site.hang_lines(f"<pre><code>{output}</code></pre>").count('class="line"') == wrapped
 
 
 def test_failed_build_lists_all_faults_and_leaves_the_old_site(checkout, tmp_path):
