@@ -256,7 +256,7 @@ def _mixed(logits_r, y_r, logits_f, y_f, p, alpha, floor, reduction):
     forget, active = _forget_term(logits_f, y_f, alpha, floor, reduction)
     return p * retain - (1 - p) * forget, {"retain": retain.item(), "forget": forget.item(), "active": active.item()}
 
-# %% ../../nbs/ugradsl/losses.ipynb #c415c519
+# %% ../../nbs/ugradsl/losses.ipynb #68e9ad74
 @torch.no_grad()
 def adaptive_alpha(
     feat_r: Tensor,  # (n_r, d) features of retained samples
@@ -266,12 +266,14 @@ def adaptive_alpha(
     mode: Literal["paper", "inverse"] = "paper",  # more smoothing in crowds, or for loners
     alpha_max: float = 1.0,  # largest magnitude
 ) -> Tensor:  # (n_f,), all <= 0
-    "Per-sample smoothing (2). A zero feature vector has cosine 0 with everything. ValueError for beta outside [0, 1], alpha_max <= 0, unequal d or no retained sample."
+    "Per-sample smoothing (2). A zero feature vector has cosine 0 with everything. ValueError for beta outside [0, 1], alpha_max <= 0, unequal d, no retained sample, or features that are not finite."
     if not 0 <= beta <= 1: raise ValueError(f"beta={beta}: expected a value in [0, 1]")
     if not 0 < alpha_max < math.inf: raise ValueError(f"alpha_max={alpha_max}: expected a finite number above 0")
     if mode not in ("paper", "inverse"): raise ValueError(f"mode={mode!r}: expected 'paper' or 'inverse'")
     if feat_r.ndim != 2 or feat_f.ndim != 2 or feat_r.shape[1] != feat_f.shape[1]: raise ValueError(f"features {tuple(feat_r.shape)} and {tuple(feat_f.shape)}: expected (n, d) with the same d")
     if not len(feat_r): raise ValueError("feat_r is empty: expected at least one retained sample")
     unit = lambda v: v / v.norm(dim=1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
-    near = ((1 - unit(feat_r) @ unit(feat_f).T) / 2 < beta).sum(0).to(feat_f.dtype) / len(feat_r)
+    cosine = unit(feat_r) @ unit(feat_f).T
+    if not math.isfinite(cosine.sum()): raise ValueError("feat_r or feat_f holds NaN or infinity: expected finite features")
+    near = ((1 - cosine) / 2 < beta).sum(0).to(feat_f.dtype) / len(feat_r)
     return -alpha_max * (near if mode == "paper" else 1 - near)

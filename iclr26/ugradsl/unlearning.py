@@ -338,7 +338,7 @@ class GradientAscent(Unlearner):
             x, y = run.batch(run.forget, run.forget.next())
             yield -F.cross_entropy(run.logits(x, y), y), {}
 
-# %% ../../nbs/ugradsl/unlearning.ipynb #008995a6
+# %% ../../nbs/ugradsl/unlearning.ipynb #638032f1
 class UGradSL(Unlearner):
     "Gradient ascent on negatively smoothed forget labels mixed with descent on retained samples; walks over the forget set (paper, Algorithm and Eq. 8)."
     over_retain = False
@@ -401,7 +401,10 @@ class UGradSL(Unlearner):
 
     def _adapt(self, model, x_r, x_f, z_r, z_f) -> Tensor:
         with torch.no_grad(): feats = (z_r.detach(), z_f.detach()) if self.feature_fn is None else (self.feature_fn(model, x_r), self.feature_fn(model, x_f))
-        return adaptive_alpha(*feats, self.beta, mode=self.adaptive, alpha_max=self.alpha_max)
+        try: return adaptive_alpha(*feats, self.beta, mode=self.adaptive, alpha_max=self.alpha_max)
+        except ValueError:
+            if self.feature_fn is not None: raise
+            return torch.zeros_like(z_f[:, 0])  # logits that are not finite: the loss will say so
 
     def _count(self, run, z_f, y_f) -> None:
         "Accuracy over a pass of forget batches; ends the run at the target."

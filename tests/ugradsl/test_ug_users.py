@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from iclr26.ugradsl import (METHODS, FineTune, GradientAscent, InfluenceUnlearn, Retrain, SalUn, UGradSL, UGradSLPlus, compare, evaluate, mia_attacks, split_forget, tune, unlearn)
+from iclr26.ugradsl import (METHODS, FineTune, GradientAscent, InfluenceUnlearn, Retrain, SalUn, UGradSL, UGradSLPlus, UnlearningDivergedError, adaptive_alpha, compare, evaluate, mia_attacks, split_forget, tune, unlearn)
 
 torch.set_num_threads(1)
 
@@ -159,3 +159,15 @@ def test_masks_and_retraining_take_loaders():
 def test_settings_are_refused_before_any_work(name, value):
     with pytest.raises(ValueError, match=f"{name}="): UGradSLPlus(**{name: value})
     with pytest.raises(ValueError, match=f"{name}="): UGradSLPlus().set_params(**{name: value})
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_features_that_are_not_finite_are_named(bad):
+    feats = torch.ones(4, 3)
+    feats[1, 2] = bad
+    for pair in ((feats, torch.ones(2, 3)), (torch.ones(2, 3), feats)):
+        with pytest.raises(ValueError, match="NaN or infinity"): adaptive_alpha(*pair, .25)
+    data = table(30, 0)
+    sets = Subset(data, range(10, 30)), Subset(data, range(10))
+    with pytest.raises(ValueError, match="feat_r or feat_f"): UGradSL(alpha=None, batch_size=4, feature_fn=lambda m, x: x * bad).unlearn(tabular(), *sets)
+    with pytest.raises(UnlearningDivergedError, match="step 0"): UGradSL(alpha=None, batch_size=4, forward_fn=lambda m, x: m(x) * bad).unlearn(tabular(), *sets)
