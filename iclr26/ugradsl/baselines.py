@@ -208,13 +208,13 @@ def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
     parent, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(parent), leaf, new)
 
-# %% ../../nbs/ugradsl/baselines.ipynb #97d88fec
+# %% ../../nbs/ugradsl/baselines.ipynb #d3983629
 METHODS = {"ugradsl+": UGradSLPlus, "ugradsl": UGradSL, "finetune": FineTune, "ascent": GradientAscent, "random_label": RandomLabel, "salun": SalUn, "l1_sparse": L1Sparse,
            "influence": InfluenceUnlearn, "boundary_shrink": BoundaryShrink, "boundary_expand": BoundaryExpand}
 
 def unlearn(
     model: nn.Module,                     # classifier that returns logits; not changed
-    forget: Dataset | DataLoader | None,  # what it must forget
+    forget: Dataset | DataLoader | None,  # what it must forget; first here, second in `Unlearner.unlearn`: name the two
     retain: Dataset | DataLoader | None,  # what it may still know
     *,
     method: str | Unlearner | Retrain = "ugradsl+",  # a name of METHODS or a configured object
