@@ -241,7 +241,7 @@ def gelu_norm(
     if torch.get_num_threads() == 1 and x.numel() and all(t.device.type == "cpu" and t.dtype == torch.float32 and t.is_contiguous() for t in tensors): return _GeluNorm.apply(*tensors, eps)
     return F.layer_norm(F.gelu(x + bias, approximate="tanh"), x.shape[-1:], eps=eps) * scale + shift
 
-# %% ../../nbs/transitive_rl/critic.ipynb #f7e3ebb6
+# %% ../../nbs/transitive_rl/critic.ipynb #bfaba805
 class EnsembleMLP(nn.Module):
     "Independent multilayer perceptrons with one batched forward pass."
     def __init__(self,
@@ -272,7 +272,8 @@ class EnsembleMLP(nn.Module):
     ) -> Tensor:                 # (E,B,out_dim)
         if x.ndim not in (2, 3) or x.shape[-1] != self.in_dim or x.ndim == 3 and len(x) != self.n_members:
             raise ValueError(f"x has shape {tuple(x.shape)}: expected (B, {self.in_dim}) or ({self.n_members}, B, {self.in_dim})")
-        if not torch.is_grad_enabled() and x.device.type == "cpu" and x.shape[-2] > _BLOCK: return torch.cat([self(rows) for rows in x.split(_BLOCK, -2)], 1)
+        block = _BLOCK * torch.get_num_threads()
+        if not torch.is_grad_enabled() and x.device.type == "cpu" and x.shape[-2] > block: return torch.cat([self(rows) for rows in x.split(block, -2)], 1)
         x = x if x.ndim == 3 else x.expand(self.n_members, *x.shape)
         *hidden, last = self._layers if not frozen else [[None if p is None else p.detach() for p in layer] for layer in self._layers]
         for weight, bias, scale, shift in hidden:
@@ -281,7 +282,7 @@ class EnsembleMLP(nn.Module):
         weight, bias, *_ = last
         return torch.baddbmm(bias, x, weight) if weight.shape[-1] > 1 else (x * weight.transpose(1, 2)).sum(-1, keepdim=True) + bias
 
-_BLOCK = 512   # rows
+_BLOCK = 512   # rows a thread
 
 def _xavier(members: int, fan_in: int, fan_out: int, generator: torch.Generator | None) -> Tensor:
     "Uniform with variance 2/(fan_in+fan_out)."
