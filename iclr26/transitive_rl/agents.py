@@ -452,9 +452,9 @@ class Agent:
         self._rng.bit_generator.state = saved["rng"]
         self.steps_done = _size("steps_done", saved["steps_done"], 0)
 
-# %% ../../nbs/transitive_rl/agents.ipynb #f4b5afaa
+# %% ../../nbs/transitive_rl/agents.ipynb #f67d33d8
 def _finite32(x: Tensor) -> Tensor:
-    return x.clamp(0, torch.finfo(torch.float32).max).to(torch.float32)
+    return x.clamp(0, torch.finfo(torch.float32).max).abs().to(torch.float32)   # abs: no -0
 
 def _descendants(cls: type) -> Iterator[type]:
     for c in cls.__subclasses__():

@@ -348,7 +348,7 @@ def test_value_and_distance_from_the_lowest_logit(kind, discrete):
 
 def test_distance_of_extreme_logits():
     agent = make()
-    for logit, steps in ((-1e4, 1e4 / -math.log(.9)), (200., 0.), (-3e38, None)):
+    for logit, steps in ((-1e4, 1e4 / -math.log(.9)), (200., 0.), (1e5, 0.), (-3e38, None)):
         agent._score = lambda obs, goal, action=None, frozen=False: torch.full((2, len(obs)), logit)
         d = agent.distance(np.zeros(3), np.zeros(3))
         assert np.isfinite(d) and d >= 0 and not np.signbit(d) and (steps is None or d == pytest.approx(steps, rel=1e-5))
@@ -481,7 +481,8 @@ def test_implicit_q_learning_distance():
     obs, goal, act = ask(agent)
     for q, steps in ((-(1 - .9**7) / .1, 7.), (0., 0.), (3., 0.), (-1., 1.)):
         agent._score = lambda *a, frozen=False: torch.full((2, 5), q)
-        assert np.allclose(agent.distance(obs, goal, act), steps, atol=1e-4) and np.allclose(agent.value(obs, goal, act), q)
+        d = agent.distance(obs, goal, act)
+        assert np.allclose(d, steps, atol=1e-4) and not np.signbit(d).any() and np.allclose(agent.value(obs, goal, act), q)
     agent._score = lambda *a, frozen=False: torch.full((2, 5), -1e6)
     assert np.isfinite(agent.distance(obs, goal, act)).all()
 
