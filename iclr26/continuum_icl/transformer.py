@@ -76,7 +76,7 @@ def damped(columns: Tensor, symbol: Tensor) -> Tensor:
     if not symbol.is_complex(): return columns * symbol
     return torch.view_as_real(torch.view_as_complex(columns.unflatten(-1, (-1, 2))) * symbol).flatten(-2)
 
-# %% ../../nbs/continuum_icl/transformer.ipynb #3e4f7c4b
+# %% ../../nbs/continuum_icl/transformer.ipynb #d8a03fa8
 class ContinuumTransformer(nn.Module):
     "In-context operator learner: `n_layers` of (2). Depth is the number of gradient steps and with it the regularisation."
     def __init__(
@@ -142,7 +142,7 @@ class ContinuumTransformer(nn.Module):
 
     def _attention(self, f: Tensor) -> list[Tensor]:
         "step * G^T [B, n+1, n] of every layer; layers with the same weights and step share one tensor."
-        grams, limits, scaled, layers = {}, {}, {}, []
+        grams, scaled, layers = {}, {}, []
         top = self.kernel.ky.symbol().abs().max().to(f)
         coefficients = self.kernel.grid.rfft(f) if any(type(w) is SpectralMultiplier for w in (*self.w_q, *self.w_k)) else None
         for l, (w_q, w_k) in enumerate(zip(self.w_q, self.w_k)):
