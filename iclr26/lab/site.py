@@ -221,7 +221,7 @@ def formulas(
 def _tex(text: str) -> str:
     "TeX as the converter wants it: no quote marks of a block quote; a numbered formula stands in an environment that has numbers."
     text = re.sub(r"\n[ \t]*>[ \t]?", "\n", text).strip()
-    if re.search(r"\\(?:tag|label)\b", text) and not re.match(r"\\begin\{(?:equation|align|gather|multline)", text):
+    if re.search(r"\\(?:tag|label)\b", text) and not re.match(r"\\begin\{(?:equation|align|gather|multline)\*?\}", text):
         return rf"\begin{{equation}}{text}\end{{equation}}"
     return text
 

@@ -71,7 +71,12 @@ def test_formulas_are_found_and_nothing_else(text, expected):
 
 def test_numbered_formula_gets_an_environment():
     assert formulas(r"$$x \tag{1}$$") == [(r"\begin{equation}x \tag{1}\end{equation}", True)]
-    assert formulas(r"$$\begin{align}x \tag{1}\end{align}$$") == [(r"\begin{align}x \tag{1}\end{align}", True)]
+    for env in ("equation", "align", "align*", "gather", "multline"):
+        assert formulas(rf"$$\begin{{{env}}}x \tag{{1}}\end{{{env}}}$$") == [(rf"\begin{{{env}}}x \tag{{1}}\end{{{env}}}", True)]
+    for env in ("aligned", "gathered", "cases"):
+        inner = rf"\begin{{{env}}}x\end{{{env}}} \tag{{1}}"
+        assert formulas(f"$${inner}$$") == [(rf"\begin{{equation}}{inner}\end{{equation}}", True)]
+        assert "<math" in typeset([f"$${inner}$$"], ["here"])[0]
 
 
 def test_reference_reaches_a_later_cell():
