@@ -42,3 +42,21 @@ def test_figures_are_kept_only_when_measured_as_benchmarks(results):
 def test_views_escape():
     table = B.BenchTable([{"name": "a<b|c", "value": 2.0, "unit": "×", "low": 1.5, "high": None, "how": ""}], {})
     assert "a&lt;b|c" in table._repr_html_() and "a<b\\|c" in table._repr_markdown_() and "≥ 1.5 ×" in repr(table)
+
+
+BENCHMARK = ["# Benchmarks\n> Halving against halving", 'from iclr26.lab.bench import Bench\nb = Bench("demo")\nb.value("size", SIZE, "MB", target_max=4)', "b.save()\nb.table()"]
+
+
+def measured(library, size) -> tuple:
+    from conftest import write_notebook
+    write_notebook(library.folder / "nbs" / "demo" / "benchmarks.ipynb", [cell.replace("SIZE", size) for cell in BENCHMARK])
+    done, path = library.cli("bench", "demo"), library.folder / "data" / "results" / "benchmarks" / "demo.json"
+    return done, json.loads(path.read_text())["rows"][0]["value"]
+
+
+@pytest.mark.slow
+def test_command_measures_keeps_and_says_nothing_else(library):
+    done, kept = measured(library, "3.0")
+    assert done.returncode == 0 and done.stderr == "" and kept == 3 and "measuring demo" in done.stdout and "size  3 MB  ≤ 4 MB  yes" in done.stdout
+    done, kept = measured(library, "1 / 0")
+    assert done.returncode == 1 and kept == 3 and "cell 1 raised ZeroDivisionError: division by zero" in done.stdout + done.stderr and "Traceback" not in done.stdout + done.stderr
