@@ -150,7 +150,7 @@ def run_benchmarks(
         for name, notebook in notebooks.items():
             if not notebook.exists(): continue
             on_start(name)
-            try: papermill.execute_notebook(str(notebook), None, progress_bar=False, kernel_name="python3", cwd=str(notebook.parent), extra_arguments=["--log-level=ERROR"])
+            try: papermill.execute_notebook(str(notebook), None, progress_bar=False, kernel_name="python3", cwd=str(notebook.parent), extra_arguments=["--log-level=CRITICAL"])
             except papermill.exceptions.PapermillExecutionError as error:
                 raise RuntimeError(f"{notebook}: cell {error.cell_index} raised {error.ename}: {error.evalue}") from None
     finally: os.environ.pop(MEASURE) if before is None else os.environ.update({MEASURE: before})

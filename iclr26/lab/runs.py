@@ -371,7 +371,7 @@ def execute(
     return RunResult(run, folder, seconds=done["seconds"])
 
 # %% ../../nbs/lab/runs.ipynb #cf7a7346
-NO_WIDGETS = "ignore:IProgress not found"  # a warning of tqdm, noise on a page
+NO_WIDGETS = 'ignore:IProgress not found,ignore:install "ipywidgets"'  # warnings of tqdm and rich, noise on a page
 
 def _seconds(folder: Path) -> float: return json.loads((folder / "done.json").read_text())["seconds"]
 
@@ -408,7 +408,7 @@ def _papermill(run: Run, folder: Path) -> str:
     os.environ.setdefault("PYTHONWARNINGS", NO_WIDGETS)
     try:
         papermill.execute_notebook(str(run.notebook), str(folder / "partial.ipynb"), parameters=values, engine_name=engine, run_folder=str(folder),
-                                   progress_bar=False, log_output=False, kernel_name="python3", cwd=str(folder), extra_arguments=["--log-level=ERROR"])
+                                   progress_bar=False, log_output=False, kernel_name="python3", cwd=str(folder), extra_arguments=["--log-level=CRITICAL"])
     except PapermillExecutionError as error:
         return f"{run}: cell {error.cell_index} of {run.paper}/reproduction.ipynb raised {error.ename}: {_one_line(error.evalue)}; partial notebook: {folder / 'partial.ipynb'}"
     except Exception as error:  # a dead kernel, no space left: the grid goes on, the message names the run
